@@ -1,0 +1,139 @@
+"""The only schema: one field here is one option of the library, the command line, saved results and, later, the server.
+
+Invalid values raise :class:`~foredraft.errors.ConfigError` naming the field; unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from foredraft.errors import ConfigError
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy decoding, for target and drafter alike: dividing logits by less
+overflows float32 long before the law differs from the argmax."""
+
+
+class Schema(BaseModel):
+    """A frozen pydantic model whose errors are ours."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise config_error(error) from None
+
+
+def config_error(error: ValidationError) -> ConfigError:
+    """Turns pydantic's first complaint into one sentence that names the field."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or None
+    if first["type"] == "extra_forbidden":
+        return ConfigError("unknown option", field=field, remedy="check its spelling against the documentation")
+    problem = first["msg"].removeprefix("Value error, ")
+    problem = problem[:1].lower() + problem[1:]
+    return ConfigError(f"{problem} (got {first['input']!r:.80})" if field else problem, field=field)
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+class SamplingParams(Schema):
+    """How the tokens of one request are drawn and when it ends. Every control holds at every draft position.
+
+    The filters apply in this order: processors, penalties, bias and bans; temperature; top-k; top-p; min-p;
+    typical-p. The result, renormalised, is the law of the output, with speculation or without.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
+    """0 is greedy decoding; 1 is the model's own law."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the smallest set of likeliest tokens whose probability reaches p."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Keep tokens at least min_p times as likely as the likeliest."""
+    typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Locally typical sampling (Meister 2022, arXiv 2202.00666): keep mass p nearest to the entropy."""
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output (Keskar 2019)."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted once from the logits of tokens seen in the output."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted from the logits of tokens seen in the output, once per occurrence."""
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    """Token id -> number added to its logit."""
+    bad_words: Annotated[tuple[str, ...], BeforeValidator(_one_or_many)] = ()
+    """Words that must not appear; needs a tokenizer."""
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that must not appear: the last token of each is banned where the others precede it."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these tokens may be drawn (end-of-sequence tokens must be listed to be allowed)."""
+    processors: tuple[Callable[..., Any], ...] = ()
+    """Custom logits processors, see :mod:`foredraft.sampling.processors`."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    """End-of-sequence and stop tokens are banned until this many tokens are out."""
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens to write; None goes on to the end of the context."""
+    stop: Annotated[tuple[str, ...], BeforeValidator(_one_or_many)] = ()
+    """The text ends before the first of these strings."""
+    stop_token_ids: tuple[int, ...] = ()
+    """The output ends with the first of these tokens."""
+    include_stop: bool = False
+    """Keep the stop string in the text."""
+    ignore_eos: bool = False
+    """Go on past the end-of-sequence token."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Seed of this request's random numbers; None draws a fresh one, returned with the result."""
+    logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Return log-probabilities of each token under the model's unfiltered law, and of this many likeliest others."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @model_validator(mode="after")
+    def _check(self) -> SamplingParams:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        if any(not text for text in self.stop):
+            raise ValueError("stop: a stop string is empty; remove it")
+        if any(not text for text in self.bad_words):
+            raise ValueError("bad_words: a word is empty; remove it")
+        if any(not ids for ids in self.bad_token_ids):
+            raise ValueError("bad_token_ids: a sequence is empty; remove it")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids: the list is empty, so no token could be drawn; list at least one")
+        return self
+
+
+VerifyChoice = Literal["auto", "rejection", "block", "coupled"]
+
+
+class SpeculationConfig(Schema):
+    """How drafts are made and checked."""
+
+    k: Annotated[int, Field(ge=0, le=128)] | Literal["auto"] = "auto"
+    """Drafted tokens a step; ``auto`` follows measured costs and acceptance, down to 0 and back."""
+    max_k: Annotated[int, Field(ge=1, le=128)] = 16
+    """Most that ``auto`` may draft."""
+    verify: VerifyChoice = "auto"
+    """Verification rule for T > 0 (greedy is always exact match). ``auto``: coupled for seeded requests, so that
+    a seed gives one text whatever the drafter and k; block verification otherwise."""
+
+
+class EngineConfig(SpeculationConfig):
+    """Limits of one engine."""
+
+    max_batch: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Requests decoded together; more wait."""
+    max_step_tokens: Annotated[int, Field(ge=1)] = 512
+    """Most prompt tokens in one pass; longer prompts are read in chunks so that others keep streaming."""
+    prefix_reuse: bool = True
+    """Keep the cache of finished requests, while slots are idle, for later prompts of the same tenant."""

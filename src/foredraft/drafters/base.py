@@ -1,0 +1,86 @@
+"""The contract of a drafter, and what it may see of a request.
+
+A drafter is a plug-in: subclass :class:`Drafter`, implement :meth:`Drafter.propose`, register it
+(see docs/writing-a-drafter.md). It cannot change what is written, only how fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from foredraft.types import NO_DRAFT, Draft, Verdict
+
+
+class DraftSampler(Protocol):
+    """Draws drafted tokens by the request's own law, filters and random stream."""
+
+    def draw(self, logits: Tensor, path: Sequence[int]) -> tuple[int, Tensor | None]:
+        """Draws the token that follows ``path``.
+
+        Args:
+            logits: ``[V]`` raw logits of the drafter.
+            path: Tokens already drafted in this step, in order.
+
+        Returns:
+            The token, and the ``[V]`` post-filter law that it was drawn from: put these rows, stacked, into
+            ``Draft.q``. None for every token of a request that is greedy or coupled (``Draft.q = None``).
+        """
+
+
+class DraftRequest(Protocol):
+    """What a drafter sees of a request. Read only."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Committed token ids, prompt and output."""
+
+    @property
+    def prompt_length(self) -> int: ...
+
+    @property
+    def tenant(self) -> str:
+        """Whose request this is; state shared between requests must never cross tenants."""
+
+    @property
+    def sampler(self) -> DraftSampler: ...
+
+
+class Drafter:
+    """Base of all drafters. Only :meth:`propose` must be implemented.
+
+    Attributes:
+        name: Registry name.
+        taps: Target layers whose hidden states :meth:`observe` wants.
+    """
+
+    name: ClassVar[str] = "drafter"
+    taps: tuple[int, ...] = ()
+
+    def start(self, request: DraftRequest) -> None:
+        """Called once, before the first step of the request."""
+
+    def propose(self, request: DraftRequest, k: int) -> Draft:
+        """Proposes at most ``k >= 1`` tokens to follow ``request.ids``; fewer or none is ordinary."""
+        raise NotImplementedError
+
+    def propose_batch(self, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:
+        """Proposes for several requests at once; override where one pass can serve them all."""
+        return [self.propose(request, k) if k else NO_DRAFT for request, k in zip(requests, ks, strict=True)]
+
+    def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
+        """Called after each step, when ``request.ids`` already holds the newly committed tokens.
+
+        Args:
+            verdict: What became of the draft; None after a pass that only read a chunk of the prompt.
+            taps: ``[n, len(self.taps), d]`` hidden states of the ``n`` positions that this step added to the
+                target's cache (they end one before the last committed token); None if no tap is wanted.
+        """
+
+    def stop(self, request: DraftRequest) -> None:
+        """Called once when the request ends, however it ends; give back all that it held."""
