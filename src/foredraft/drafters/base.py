@@ -7,11 +7,17 @@ A drafter is a plug-in: subclass :class:`Drafter`, implement :meth:`Drafter.prop
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from torch import Tensor
 
+from foredraft.errors import ConfigError
+from foredraft.models.base import Target
 from foredraft.types import NO_DRAFT, Draft, Verdict
+
+if TYPE_CHECKING:
+    from foredraft.models.tokenizer import Tokenizer
 
 
 class DraftSampler(Protocol):
@@ -51,6 +57,27 @@ class DraftRequest(Protocol):
     def sampler(self) -> DraftSampler: ...
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterContext:
+    """What a drafter may know of the engine that makes it.
+
+    Attributes:
+        target: The model that will verify.
+        tokenizer: Its tokenizer; None for models of token ids only.
+        dtype: The engine's ``dtype`` option, for models that the drafter loads.
+        device: The engine's ``device`` option.
+        max_context: The engine's ``max_context`` option.
+        max_batch: Most requests decoded together.
+    """
+
+    target: Target
+    tokenizer: Tokenizer | None
+    dtype: str = "auto"
+    device: str = "auto"
+    max_context: int | None = None
+    max_batch: int = 8
+
+
 class Drafter:
     """Base of all drafters. Only :meth:`propose` must be implemented.
 
@@ -61,6 +88,24 @@ class Drafter:
 
     name: ClassVar[str] = "drafter"
     taps: tuple[int, ...] = ()
+
+    @classmethod
+    def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
+        """Makes the drafter that ``--drafter NAME:argument`` asks for.
+
+        Raises:
+            ConfigError: The argument cannot be honoured.
+        """
+        if argument is not None:
+            raise ConfigError(f"takes no argument (got {argument!r})", field=f"drafter {cls.name}")
+        return cls()
+
+    def attach(self, context: DrafterContext) -> None:
+        """Called once when an engine takes the drafter; raise here if it cannot serve this target.
+
+        Raises:
+            VocabularyMismatchError: The drafter's token ids do not mean what the target's mean.
+        """
 
     def start(self, request: DraftRequest) -> None:
         """Called once, before the first step of the request."""

@@ -1,0 +1,107 @@
+"""Drafters by name. A registry entry names a module; it is imported only when that drafter is asked for.
+
+Other packages add drafters through the entry-point group ``foredraft.drafters``: the entry's name is the
+drafter's, its object a :class:`~foredraft.drafters.base.Drafter` subclass.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from foredraft.drafters.base import Drafter, DrafterContext
+from foredraft.errors import ConfigError, DrafterError
+
+ENTRY_POINT_GROUP = "foredraft.drafters"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterEntry:
+    """One registered drafter.
+
+    Attributes:
+        name: What ``--drafter`` takes.
+        summary: One line.
+        needs: What must be there to use it.
+        argument: Syntax of what may follow ``name:``; empty if nothing may.
+        factory: ``module:Class``.
+    """
+
+    name: str
+    summary: str
+    needs: str
+    argument: str
+    factory: str
+
+    def load(self) -> type[Drafter]:
+        """Imports the class.
+
+        Raises:
+            DrafterError: The module or class cannot be imported.
+        """
+        module, _, attribute = self.factory.partition(":")
+        try:
+            found = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise DrafterError(
+                f"cannot be imported from {self.factory} ({error})",
+                field=f"drafter {self.name}",
+                remedy="install or repair the package that registers it",
+            ) from error
+        if not (isinstance(found, type) and issubclass(found, Drafter)):
+            raise DrafterError(f"{self.factory} is not a Drafter subclass", field=f"drafter {self.name}")
+        return found
+
+
+BUILT_IN = (
+    DrafterEntry(
+        "lookup",
+        "copies what followed the last few tokens where they stood before (prompt lookup)",
+        "nothing",
+        "MAX or MAX,MIN: lengths of the n-grams to match (default 4,2)",
+        "foredraft.drafters.lookup:LookupDrafter",
+    ),
+    DrafterEntry(
+        "model",
+        "a smaller model with the target's vocabulary writes ahead",
+        "a model with the same tokenizer",
+        "MODEL or MODEL@E: name, folder, .gguf file or hub id; E keeps its first E layers only",
+        "foredraft.drafters.model:ModelDrafter",
+    ),
+)
+
+
+@cache
+def entries() -> tuple[DrafterEntry, ...]:
+    """Every registered drafter: the built-in ones, then those of installed packages."""
+    found = list(BUILT_IN)
+    names = {entry.name for entry in found}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name in names:
+            raise ConfigError(
+                f"two packages register the name {point.name!r}", field="drafter", remedy="uninstall one of them"
+            )
+        names.add(point.name)
+        origin = f"package {point.dist.name}" if point.dist else "an installed package"
+        found.append(DrafterEntry(point.name, f"from {origin}", f"see {origin}", "", point.value))
+    return tuple(found)
+
+
+def create(spec: str, context: DrafterContext) -> Drafter:
+    """Makes the drafter that ``NAME`` or ``NAME:ARGUMENT`` asks for.
+
+    Raises:
+        ConfigError: Unknown name, or an argument that the drafter refuses.
+    """
+    name, _, argument = spec.partition(":")
+    by_name = {entry.name: entry for entry in entries()}
+    if name not in by_name:
+        close = difflib.get_close_matches(name, by_name, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"no drafter is called {name!r}", field="drafter", remedy=f"{hint}registered: {', '.join(sorted(by_name))}"
+        )
+    return by_name[name].load().from_spec(argument or None, context)

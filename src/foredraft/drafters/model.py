@@ -1,0 +1,158 @@
+"""A smaller model drafts token by token, with its own cache and its own context limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
+from foredraft.errors import ConfigError, VocabularyMismatchError
+from foredraft.models.base import Segment, Target
+from foredraft.models.prefix import PrefixPool
+from foredraft.types import NO_DRAFT, Draft, Verdict
+
+if TYPE_CHECKING:
+    from foredraft.models.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _State:
+    """One request inside the drafter.
+
+    Attributes:
+        slot: Its cache slot.
+        base: Committed ids when the latest draft was made.
+        valid: How many leading ids in the slot are known to be committed; the rest may be rejected drafts.
+    """
+
+    slot: int
+    base: int = 0
+    valid: int = 0
+
+
+@dataclass(slots=True)
+class _Writing:
+    """One draft in the making."""
+
+    request: DraftRequest
+    slot: int
+    k: int
+    feed: list[int]
+    tokens: list[int]
+    rows: list[Tensor]
+
+
+class ModelDrafter(Drafter):
+    """Drafts by sampling from a smaller model under the request's own law.
+
+    Args:
+        model: Any model behind the :class:`~foredraft.models.base.Target` contract, with the target's vocabulary.
+        tokenizer: Its tokenizer, compared with the target's when an engine takes the drafter.
+    """
+
+    name = "model"
+
+    def __init__(self, model: Target, tokenizer: Tokenizer | None = None) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._width = model.vocab_size  # of the target's logits, once attached
+        self._states: dict[str, _State] = {}
+        self._pool = PrefixPool(model.cache, keep=0)
+
+    @classmethod
+    def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
+        from foredraft.models.loading import load_model
+
+        if argument is None:
+            raise ConfigError("names no model", field="drafter model", remedy="write model:NAME, folder, file or hub id")
+        name, _, layers = argument.rpartition("@")
+        if not name or not layers.isdecimal():
+            name, layers = argument, ""
+        loaded = load_model(
+            name,
+            dtype=context.dtype,
+            device=context.device,
+            max_context=context.max_context,
+            layers=int(layers) if layers else None,
+        )
+        return cls(loaded.target, loaded.tokenizer)
+
+    def attach(self, context: DrafterContext) -> None:
+        if self.tokenizer is not None and context.tokenizer is not None:
+            context.tokenizer.same_vocabulary(self.tokenizer)
+        elif self.model.vocab_size != context.target.vocab_size:
+            raise VocabularyMismatchError(
+                f"the drafter has {self.model.vocab_size} tokens, the target {context.target.vocab_size}",
+                field="drafter model",
+                remedy="use a drafter with the target's tokenizer",
+            )
+        self._width = context.target.vocab_size
+        self._pool.keep = context.max_batch
+
+    def propose(self, request: DraftRequest, k: int) -> Draft:
+        return self.propose_batch([request], [k])[0]
+
+    def propose_batch(self, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:
+        jobs = [self._begin(request, k) if k else None for request, k in zip(requests, ks, strict=True)]
+        writing = [job for job in jobs if job is not None]
+        while writing:
+            segments = [Segment(job.slot, job.feed, len(job.feed) - 1) for job in writing]
+            logits = self.model.forward(segments).logits
+            for job in writing:
+                self.model.cache.commit(job.slot, len(job.feed))
+            for job, row in zip(writing, logits, strict=True):
+                token, q = job.request.sampler.draw(self._fit(row[0]), job.tokens)
+                job.tokens.append(token)
+                job.feed = [token]
+                if q is not None:
+                    job.rows.append(q)
+            writing = [job for job in writing if len(job.tokens) < job.k]
+        return [NO_DRAFT if job is None else _finish(job) for job in jobs]
+
+    def _begin(self, request: DraftRequest, k: int) -> _Writing | None:
+        """Prepares to draft: what the cache has not read yet is fed first. None where the context is full."""
+        ids = request.ids
+        limit = self.model.max_context
+        room = k if limit is None else limit - len(ids) + 1  # the last drafted token need not be read
+        if room < 1:
+            return None
+        state = self._states.get(request.id)
+        if state is None:
+            slot, shared = self._pool.take(ids, request.tenant)
+            state = self._states[request.id] = _State(slot, valid=shared)
+        self._drop_rejected(state)
+        state.base = state.valid = len(ids)
+        feed = list(ids[self.model.cache.length(state.slot) :])
+        return _Writing(request, state.slot, min(k, room), feed, [], [])
+
+    def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
+        state = self._states.get(request.id)
+        if state is not None and verdict is not None:
+            state.valid = state.base + verdict.accepted
+            self._drop_rejected(state)
+
+    def stop(self, request: DraftRequest) -> None:
+        state = self._states.pop(request.id, None)
+        if state is not None:
+            state.valid = min(state.valid, len(request.ids))
+            self._drop_rejected(state)
+            self._pool.give(state.slot, request.ids, request.tenant)
+
+    def _drop_rejected(self, state: _State) -> None:
+        if self.model.cache.length(state.slot) > state.valid:
+            self.model.cache.rollback(state.slot, state.valid)
+
+    def _fit(self, logits: Tensor) -> Tensor:
+        """``[V_drafter] -> [V_target]``: models of one tokenizer differ in how far they pad their logits."""
+        missing = self._width - logits.shape[-1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+        return logits[: self._width]
+
+
+def _finish(job: _Writing) -> Draft:
+    return Draft(tuple(job.tokens), torch.stack(job.rows) if job.rows else None)
