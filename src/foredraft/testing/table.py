@@ -180,7 +180,7 @@ class ScriptedDrafter(Drafter):
         if self.max_context is not None and len(prefix) >= self.max_context:
             return NO_DRAFT
         answer = self.propose_fn(prefix, k)
-        if isinstance(answer, tuple) and len(answer) == 2 and not isinstance(answer[0], int):
+        if isinstance(answer, tuple) and len(answer) == 2 and hasattr(answer[0], "__len__"):
             tokens, q = answer
             rows = q if isinstance(q, Tensor) else torch.stack([torch.as_tensor(r, dtype=torch.float64) for r in q])
             return Draft(tuple(int(t) for t in tokens), rows)

@@ -1,0 +1,136 @@
+"""From a prompt and its options to a request, or to an error that names what cannot be honoured."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from foredraft.config import SamplingParams, SpeculationConfig
+from foredraft.engine.controller import Acceptance
+from foredraft.engine.request import Request
+from foredraft.engine.stream import TextStream
+from foredraft.errors import ConfigError, ContextLengthError
+from foredraft.models.base import Target
+from foredraft.sampling.drafting import RequestSampler
+from foredraft.sampling.law import TokenLaw
+from foredraft.sampling.noise import RequestNoise, fresh_seed
+from foredraft.types import RuleName
+
+if TYPE_CHECKING:
+    from foredraft.models.tokenizer import Tokenizer
+
+
+class Admission:
+    """Checks prompts and options against one target and makes requests of them."""
+
+    def __init__(
+        self,
+        target: Target,
+        tokenizer: Tokenizer | None,
+        defaults: SpeculationConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self.target = target
+        self.tokenizer = tokenizer
+        self.defaults = defaults
+        self.clock = clock
+        self._numbers = itertools.count()
+
+    def prepare(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None,
+        speculation: SpeculationConfig | None,
+        tenant: str,
+    ) -> Request:
+        """Makes a request.
+
+        Raises:
+            ConfigError: Named after the field that cannot be honoured.
+            ContextLengthError: The prompt does not fit.
+        """
+        params = params or SamplingParams()
+        speculation = speculation or self.defaults
+        ids = self._encode(prompt)
+        eos = self.tokenizer.eos_ids if self.tokenizer else frozenset()
+        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
+        rule = choose_rule(params, speculation)
+        seed = fresh_seed() if params.seed is None else params.seed
+        law = TokenLaw(
+            params, ids, self.target.vocab_size, eos_ids=end_ids, bad_words_ids=self._bad_words(params.bad_words)
+        )
+        noise = RequestNoise(seed)
+        return Request(
+            id=f"r{next(self._numbers)}",
+            ids=ids,
+            prompt_length=len(ids),
+            params=params,
+            speculation=speculation,
+            rule=rule,
+            law=law,
+            noise=noise,
+            sampler=RequestSampler(law, noise, rule),
+            stream=self._stream(params),
+            end_ids=end_ids,
+            budget=self._budget(len(ids), params),
+            seed=seed,
+            tenant=tenant,
+            submitted_at=self.clock(),
+            acceptance=Acceptance(),
+        )
+
+    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ConfigError("this target has no tokenizer", field="prompt", remedy="give a list of token ids")
+            ids = self.tokenizer.encode(prompt) if prompt else []
+        else:
+            ids = [int(token) for token in prompt]
+        if not ids:
+            raise ConfigError("the prompt is empty", field="prompt", remedy="give at least one token of text")
+        vocab = self.target.vocab_size
+        wrong = next((token for token in ids if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise ConfigError(f"token id {wrong} is outside 0…{vocab - 1}", field="prompt")
+        return ids
+
+    def _budget(self, prompt_length: int, params: SamplingParams) -> int:
+        limit = self.target.max_context
+        if limit is None:
+            if params.max_tokens is None:
+                raise ConfigError("this target has no context limit", field="max_tokens", remedy="set max_tokens")
+            return params.max_tokens
+        if prompt_length >= limit:
+            raise ContextLengthError(
+                f"has {prompt_length} tokens, the context holds {limit} with at least one of output",
+                field="prompt",
+                remedy="shorten the prompt or raise max_context",
+            )
+        room = limit - prompt_length
+        return room if params.max_tokens is None else min(params.max_tokens, room)
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is written at the start of a text and after a space."""
+        if not words:
+            return ()
+        if self.tokenizer is None:
+            raise ConfigError("this target has no tokenizer", field="bad_words", remedy="use bad_token_ids")
+        spellings = {text for word in words for text in (word, " " + word.lstrip())}
+        return tuple(sorted(tuple(self.tokenizer.encode(text, special=False)) for text in spellings))
+
+    def _stream(self, params: SamplingParams) -> TextStream:
+        if self.tokenizer is None:
+            if params.stop:
+                raise ConfigError("this target has no tokenizer", field="stop", remedy="use stop_token_ids")
+            return TextStream(None)
+        return TextStream(self.tokenizer.stream_decoder(), params.stop, params.include_stop)
+
+
+def choose_rule(params: SamplingParams, speculation: SpeculationConfig) -> RuleName:
+    """The verification rule of a request; see :class:`~foredraft.config.SpeculationConfig`."""
+    if params.greedy:
+        return "exact"
+    if speculation.verify != "auto":
+        return speculation.verify
+    return "block" if params.seed is None else "coupled"

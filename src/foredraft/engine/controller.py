@@ -1,0 +1,134 @@
+"""How many tokens to draft: the batch-wide Leviathan optimum under measured costs, down to none and back.
+
+With acceptance rate α the j-th drafted token of a request is committed with probability α^j (Leviathan 2022,
+arXiv 2211.17192). All candidate tokens of a batch are sorted by that probability and the prefix with the
+highest predicted throughput is drafted, as in load-aware admission (DSpark, arXiv 2607.05147) but searched
+whole, because step costs are not convex. The choice depends on the past only, never on what the draft will
+say, so it cannot bend the law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foredraft.config import SpeculationConfig
+from foredraft.engine.costs import DraftCosts, PassCosts
+
+PRIOR_RATE = 0.7
+PRIOR_WEIGHT = 2.0
+DECAY = 0.93
+MARGIN = 1.02  # speculation must promise this much more throughput than plain decoding
+CHEAP = 0.02  # a drafter under this share of a pass a token is free to run unverified
+FIRST_PROBE = 16
+LAST_PROBE = 256
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Running acceptance rate of one request, recent steps weighing more, and its probing schedule.
+
+    Nothing here is shared between requests: another client's acceptance must not show in this one's speed.
+    """
+
+    accepted: float = PRIOR_RATE * PRIOR_WEIGHT
+    rejected: float = (1 - PRIOR_RATE) * PRIOR_WEIGHT
+    idle: int = 0
+    probe_after: int = FIRST_PROBE
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / (self.accepted + self.rejected)
+
+    def update(self, drafted: int, accepted: int) -> None:
+        """Takes in one verified draft; the first rejection of a draft is the only one that was really seen."""
+        if drafted:
+            self.accepted = DECAY * self.accepted + accepted
+            self.rejected = DECAY * self.rejected + (accepted < drafted)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One request in the eyes of the controller; at most ``limit`` tokens may be drafted for it."""
+
+    acceptance: Acceptance
+    limit: int
+    speculation: SpeculationConfig
+
+
+class Controller:
+    """Chooses draft lengths for every step.
+
+    Attributes:
+        passes: Measured costs of target passes.
+        drafts: Measured costs of drafting.
+    """
+
+    def __init__(self) -> None:
+        self.passes = PassCosts()
+        self.drafts = DraftCosts()
+
+    def choose(self, candidates: Sequence[Candidate], base_rows: int) -> list[int]:
+        """Draft lengths for this step.
+
+        Args:
+            candidates: The requests that could be drafted for.
+            base_rows: Rows that the pass has before any drafted token.
+        """
+        fixed = [_fixed(c) for c in candidates]
+        free = [i for i, k in enumerate(fixed) if k is None]
+        ks = [k or 0 for k in fixed]
+        if free:
+            chosen = self._optimum([candidates[i] for i in free], base_rows + sum(ks))
+            for i, k in zip(free, chosen, strict=True):
+                ks[i] = self._or_probe(candidates[i], k)
+        return ks
+
+    def _optimum(self, candidates: Sequence[Candidate], base_rows: int) -> list[int]:
+        plain = self.passes.estimate(base_rows)
+        if plain is None:  # the first step measures plain decoding
+            return [0] * len(candidates)
+        per_token = self.drafts.per_token or 0.0
+        tokens = sorted(
+            ((c.acceptance.rate**j, -j, i) for i, c in enumerate(candidates) for j in range(1, c.limit + 1)),
+            reverse=True,
+        )
+        expected = float(len(candidates))
+        best, best_n = MARGIN * expected / plain, 0
+        depth = 0
+        # costs beyond the largest measured pass are guesses: go there by doubling, so that a wrong guess is cheap
+        reach = 2 * max(self.passes.largest, base_rows) - base_rows
+        for n, (gain, minus_j, _) in enumerate(tokens[:reach], 1):
+            expected += gain
+            depth = max(depth, -minus_j)
+            cost = self.passes.estimate(base_rows + n)
+            assert cost is not None
+            rate = expected / (cost + depth * per_token)
+            if rate > best:
+                best, best_n = rate, n
+        ks = [0] * len(candidates)
+        for _, minus_j, i in tokens[:best_n]:
+            ks[i] = max(ks[i], -minus_j)
+        return ks
+
+    def _or_probe(self, candidate: Candidate, k: int) -> int:
+        """Lets a request that is decoded plainly try one draft now and then, ever more rarely."""
+        state = candidate.acceptance
+        if k or not candidate.limit:
+            state.idle, state.probe_after = 0, FIRST_PROBE if k > 1 else state.probe_after
+            return k
+        state.idle += 1
+        if state.idle < state.probe_after:
+            return 0
+        state.idle, state.probe_after = 0, min(2 * state.probe_after, LAST_PROBE)
+        return min(2, candidate.limit)
+
+    def shadow(self, passes_rows: int) -> bool:
+        """Whether drafting is so cheap that acceptance may be watched without verifying anything."""
+        plain, per_token = self.passes.estimate(passes_rows), self.drafts.per_token
+        return plain is not None and per_token is not None and per_token < CHEAP * plain
+
+
+def _fixed(candidate: Candidate) -> int | None:
+    k = candidate.speculation.k
+    return min(k, candidate.limit) if k != "auto" else None

@@ -1,0 +1,83 @@
+"""What a pass costs, learnt from the passes themselves."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+LEVEL_WEIGHT = 0.25
+SHAPE_WEIGHT = 0.1
+TRUST = 4.0  # one pass may move the estimates by at most this factor: a shared machine has outliers
+
+
+class PassCosts:
+    """Seconds of a target pass by its rows, kept as ``level · shape(rows)``.
+
+    The level follows every pass quickly: it carries what changes for all row counts at once, such as a longer
+    context, a hotter machine or another program on it. The shape (how much dearer n rows are than one) is
+    learnt slowly, per row count. So a row count that has not been run for a while stays comparable.
+    """
+
+    def __init__(self) -> None:
+        self.level = 0.0
+        self.shape: dict[int, float] = {}
+
+    @property
+    def largest(self) -> int:
+        """Most rows of any measured pass."""
+        return max(self.shape, default=0)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Takes in one measured pass."""
+        if seconds <= 0:
+            return
+        if not self.shape:
+            self.level, self.shape[rows] = seconds, 1.0
+        elif rows not in self.shape:
+            self.shape[rows] = seconds / self.level
+        else:
+            ratio = min(max(seconds / (self.level * self.shape[rows]), 1 / TRUST), TRUST)
+            self.level *= ratio**LEVEL_WEIGHT
+            self.shape[rows] *= ratio**SHAPE_WEIGHT
+
+    def estimate(self, rows: int) -> float | None:
+        """Seconds of a pass of ``rows`` rows; None before any pass was measured.
+
+        Between measured row counts the estimate is linear, beyond them it follows the last slope. A pass of
+        more rows that was measured cheaper caps it, so that one disturbed measurement cannot stand for long.
+        """
+        if not self.shape:
+            return None
+        known = sorted(self.shape)
+        values = [self.shape[n] for n in known]
+        for i in range(len(values) - 2, -1, -1):
+            values[i] = min(values[i], values[i + 1])
+        at = bisect_left(known, rows)
+        if at < len(known) and known[at] == rows:
+            shape = values[at]
+        elif at == 0:
+            shape = values[0]
+        else:
+            at = min(at, len(known) - 1)
+            if at == 0:
+                shape = values[0]
+            else:
+                left, right = known[at - 1], known[at]
+                shape = values[at] + (rows - right) * (values[at] - values[at - 1]) / (right - left)
+        return self.level * shape
+
+
+class DraftCosts:
+    """Seconds of drafting one token deeper: the median of the latest measurements."""
+
+    KEEP = 9
+
+    def __init__(self) -> None:
+        self._recent: list[float] = []
+
+    def observe(self, depth: int, seconds: float) -> None:
+        self._recent = [*self._recent[1 - self.KEEP :], seconds / depth]
+
+    @property
+    def per_token(self) -> float | None:
+        """None before any draft was measured."""
+        return sorted(self._recent)[len(self._recent) // 2] if self._recent else None

@@ -1,0 +1,247 @@
+"""The library's front door: give it a target and a drafter, ask for text."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from foredraft.config import EngineConfig, SamplingParams, SpeculationConfig
+from foredraft.drafters.base import Drafter, DrafterContext
+from foredraft.drafters.registry import create
+from foredraft.engine.admission import Admission
+from foredraft.engine.controller import Controller
+from foredraft.engine.loop import Loop, StepTimes
+from foredraft.engine.request import Request
+from foredraft.engine.result import Result, StreamDelta
+from foredraft.engine.scheduler import Scheduler
+from foredraft.engine.stats import SpecStats
+from foredraft.engine.watch import Watch
+from foredraft.errors import ConfigError, RequestFailedError
+from foredraft.models.base import Target
+from foredraft.models.loading import LoadedModel, load_model
+
+log = logging.getLogger("foredraft")
+
+DEFAULT_TARGET = "smollm2-135m"
+
+Prompt: TypeAlias = str | Sequence[int]
+
+
+class Engine:
+    """Decodes requests with speculation; the law of the output is the target's alone.
+
+    Args:
+        target: Name, folder, ``.gguf`` file or hub id of the model; or a model object.
+        drafter: ``"NAME"`` or ``"NAME:ARGUMENT"`` of a registered drafter, a drafter object, or None for plain
+            decoding.
+        dtype: ``float32``, ``bfloat16``, ``float16``, ``float64`` or ``auto``.
+        device: ``cpu``, ``cuda``, … or ``auto``.
+        max_context: Most tokens of one request; None takes the model's own limit.
+        cache_bytes: Budget of the KV cache in bytes; None takes a share of free memory.
+        trust_remote_code: Let transformers run code that comes with a model.
+        clock: Monotonic seconds, for tests.
+        options: Fields of :class:`~foredraft.config.EngineConfig`: ``k``, ``max_k``, ``verify``, ``max_batch``, …
+
+    Raises:
+        ConfigError, ModelLoadError, VocabularyMismatchError: Named after what cannot be honoured.
+
+    Example:
+        >>> from foredraft.testing import ScriptedDrafter, TableModel
+        >>> count = TableModel(lambda prefix: [float(i == (prefix[-1] + 1) % 5) for i in range(5)], vocab_size=5)
+        >>> guess = ScriptedDrafter(lambda prefix, k: [(prefix[-1] + 1 + i) % 5 for i in range(k)])
+        >>> Engine(target=count, drafter=guess, k=3).generate([[0]], SamplingParams(max_tokens=6))[0].token_ids
+        [1, 2, 3, 4, 0, 1]
+    """
+
+    def __init__(
+        self,
+        target: str | Path | LoadedModel | Target = DEFAULT_TARGET,
+        drafter: str | Drafter | None = None,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_context: int | None = None,
+        cache_bytes: int | None = None,
+        trust_remote_code: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+        **options: Any,
+    ) -> None:
+        self.config = EngineConfig(**options)
+        started = time.perf_counter()
+        if isinstance(target, str | Path):
+            target = load_model(
+                target,
+                dtype=dtype,
+                device=device,
+                max_context=max_context,
+                cache_bytes=cache_bytes,
+                trust_remote_code=trust_remote_code,
+            )
+        loaded = target if isinstance(target, LoadedModel) else None
+        self.target: Target = loaded.target if loaded else target  # type: ignore[assignment]
+        self.tokenizer = loaded.tokenizer if loaded else None
+        self.target_info = loaded.info if loaded else None
+        context = DrafterContext(self.target, self.tokenizer, dtype, device, max_context, self.config.max_batch)
+        self.drafter = create(drafter, context) if isinstance(drafter, str) else drafter
+        if self.drafter is not None:
+            self.drafter.attach(context)
+        self.load_s = time.perf_counter() - started
+        self.clock = clock
+        self.controller = Controller()
+        self.watch = Watch(self.controller)
+        loop = Loop(self.target, self.drafter, self.controller, self.config.max_step_tokens, clock)
+        keep = self.config.max_batch if self.config.prefix_reuse else 0
+        self.stats = SpecStats()
+        self.scheduler = Scheduler(loop, self.config.max_batch, keep, clock, self.stats)
+        self._admission = Admission(self.target, self.tokenizer, self.config, clock)
+
+    # --- whole requests
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculation: SpeculationConfig | Sequence[SpeculationConfig] | None = None,
+        tenant: str = "",
+        raise_errors: bool = True,
+    ) -> list[Result]:
+        """Decodes all prompts together and returns one result each, in order.
+
+        Args:
+            prompts: One prompt or many; a prompt is text or a list of token ids.
+            params: One for all, or one a prompt; None is greedy decoding to the end of the text.
+            speculation: Overrides the engine's ``k``, ``max_k`` and ``verify``, for all or each.
+            tenant: Whose requests these are; nothing is shared across tenants.
+            raise_errors: Raise if a request fails on the way (after the others have finished); else its result
+                carries ``error``.
+
+        Raises:
+            ConfigError, ContextLengthError: A prompt or option cannot be honoured; nothing was started.
+            RequestFailedError: A request failed on the way; ``.results`` holds them all.
+        """
+        batch = _as_batch(prompts)
+        requests = [
+            self._admission.prepare(prompt, p, s, tenant)
+            for prompt, p, s in zip(
+                batch,
+                _spread(params, len(batch), "params"),
+                _spread(speculation, len(batch), "speculation"),
+                strict=True,
+            )
+        ]
+        for request in requests:
+            self.scheduler.add(request)
+        try:
+            while not all(request.finished_at is not None for request in requests):
+                self.step()
+        except BaseException:  # an interrupt must not leave them running
+            for request in requests:
+                request.cancelled = True
+            raise
+        results = [request.result(self.load_s) for request in requests]
+        failed = [result for result in results if result.error is not None]
+        if failed and raise_errors:
+            raise RequestFailedError(
+                f"{len(failed)} of {len(results)} requests failed; the first: {failed[0].error}", results=results
+            )
+        return results
+
+    # --- streams
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculation: SpeculationConfig | None = None,
+        tenant: str = "",
+    ) -> Iterator[StreamDelta]:
+        """Decodes one prompt and yields what each step adds; the last delta carries the result.
+
+        Closing the iterator cancels the request and frees its slot at the next step.
+
+        Raises:
+            ConfigError, ContextLengthError: At the call, before anything is started.
+            ForedraftError: The request failed on the way.
+        """
+        request = self.submit(prompt, params, speculation=speculation, tenant=tenant)
+        return self._follow(request)
+
+    def _follow(self, request: Request) -> Iterator[StreamDelta]:
+        sent = 0
+        try:
+            while request.finished_at is None:
+                self.step()
+                tokens, request.events = request.events, []
+                text, sent = request.stream.text[sent:], len(request.stream.text)
+                done = request.finished_at is not None
+                if done and request.error is not None:
+                    raise request.error
+                if tokens or text or done:
+                    yield StreamDelta(text, tokens, request.result(self.load_s) if done else None)
+        finally:
+            if request.finished_at is None:
+                self.cancel(request)
+                self.scheduler.reap()
+
+    # --- step by step, for servers
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculation: SpeculationConfig | None = None,
+        tenant: str = "",
+    ) -> Request:
+        """Queues one request; :meth:`step` moves it on, ``request.result`` is there once it is finished."""
+        request = self._admission.prepare(prompt, params, speculation, tenant)
+        self.scheduler.add(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request with what it has written; its slot is free after the next step."""
+        request.cancelled = True
+
+    def step(self) -> StepTimes | None:
+        """Admits what fits and runs one step of everything admitted; None if there was nothing to do."""
+        before = {id(r): (r, r.written, r.plain_steps) for r in self.scheduler.active}
+        times = self.scheduler.step()
+        if times is not None and self.drafter is not None:
+            seen = list(before.values())
+            tokens = sum(r.written - written for r, written, _ in seen)
+            declined = sum(r.plain_steps - plain for r, _, plain in seen)
+            self.watch.record(times, tokens, max(len(seen), 1), bool(seen) and declined == len(seen))
+        return times
+
+    @property
+    def speculation_pays(self) -> bool | None:
+        """Whether drafting pays at present, by measured time; None before enough steps were seen."""
+        return self.watch.pays
+
+    def reset(self) -> None:
+        """Forgets idle prefixes, so that the next request starts cold."""
+        self.scheduler.pool.clear()
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    batch = list(prompts)
+    if batch and all(isinstance(item, int) for item in batch):
+        return [batch]  # type: ignore[list-item]
+    return batch  # type: ignore[return-value]
+
+
+def _spread(value: Any, n: int, field: str) -> list[Any]:
+    """One value for all, or one each."""
+    if value is None or isinstance(value, SamplingParams | SpeculationConfig):
+        return [value] * n
+    values = list(value)
+    if len(values) != n:
+        raise ConfigError(f"has {len(values)} entries for {n} prompts", field=field, remedy="give one, or one a prompt")
+    return values

@@ -1,0 +1,316 @@
+"""The step: propose, one target pass, verify, commit, observe. This file is the whole of speculative decoding.
+
+A request's unread tokens (a chunk of its prompt, or the one token that the last step wrote) and its draft
+travel in one segment; row ``unread - 1 + i`` of the pass gives the law of the token after ``i`` drafted ones.
+Prefill, plain decoding and verification are therefore the same thing with different numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foredraft import verify
+from foredraft.drafters.base import Drafter
+from foredraft.engine.commit import commit
+from foredraft.engine.controller import Candidate, Controller
+from foredraft.engine.request import Request
+from foredraft.errors import CacheFullError, DrafterError, ForedraftError, NumericalError
+from foredraft.models.base import Segment, Target
+from foredraft.sampling.noise import Purpose
+from foredraft.types import NO_DRAFT, Draft, Verdict
+
+log = logging.getLogger("foredraft")
+
+
+@dataclass(slots=True)
+class Work:
+    """One request's part of a step."""
+
+    request: Request
+    unread: list[int]
+    complete: bool  # the unread tokens reach the end of the committed text, so the pass writes something
+    draft: Draft = NO_DRAFT
+    shadow: int | None = None  # a token drafted only to be compared with what is written
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Where the time of one step went, in seconds."""
+
+    total: float = 0.0
+    target: float = 0.0
+    draft: float = 0.0
+    rows: int = 0
+    drafted: int = 0
+    pure: bool = False  # no prompt was read in this step
+
+
+class Loop:
+    """Runs steps over the admitted requests.
+
+    Args:
+        target: The model that verifies.
+        drafter: The drafter, or None for plain decoding.
+        controller: Chooses draft lengths and learns costs.
+        max_step_tokens: Most prompt tokens read in one step.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        controller: Controller,
+        max_step_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.controller = controller
+        self.max_step_tokens = max_step_tokens
+        self.clock = clock
+
+    def step(self, requests: Sequence[Request]) -> StepTimes:
+        """One step of every request. A request that fails is finished with its error; the others go on.
+
+        Raises:
+            CacheFullError: The pass does not fit into the cache's budget; nothing has changed.
+        """
+        start = self.clock()
+        times = StepTimes()
+        works = self._plan(requests)
+        self._propose(works, times)
+        outcomes = self._forward(works, times)
+        for work, outcome in zip(works, outcomes, strict=True):
+            if outcome is not None:
+                self._settle(work, *outcome)
+        times.total = self.clock() - start
+        self._learn(works, times)
+        return times
+
+    # --- plan
+
+    def _plan(self, requests: Sequence[Request]) -> list[Work]:
+        """Who reads how much of what is unread; the budget of prompt tokens is shared in order of arrival."""
+        works = []
+        room = self.max_step_tokens
+        for request in requests:
+            assert request.slot is not None
+            unread = request.ids[self.target.cache.length(request.slot) :]
+            take = len(unread) if len(unread) == 1 else min(len(unread), room)
+            if take:
+                room -= take if len(unread) > 1 else 0
+                works.append(Work(request, unread[:take], take == len(unread)))
+        return works
+
+    # --- propose
+
+    def _propose(self, works: Sequence[Work], times: StepTimes) -> None:
+        ready = [w for w in works if w.complete and w.request.started and w.request.drafting]
+        if self.drafter is None or not ready:
+            return
+        base_rows = sum(len(w.unread) for w in works)
+        candidates = [Candidate(w.request.acceptance, self._limit(w), w.request.speculation) for w in ready]
+        ks = self.controller.choose(candidates, base_rows)
+        for work, candidate, k in zip(ready, candidates, ks, strict=True):
+            work.request.plain_steps += k == 0 and candidate.limit > 0
+            work.request.sampler.anchor = len(work.request.ids)
+        watching = self.controller.shadow(base_rows)
+        asked = [
+            min(1, c.limit) if k == 0 and watching and c.speculation.k == "auto" else k
+            for c, k in zip(candidates, ks, strict=True)
+        ]
+        if not any(asked):
+            return
+        start = self.clock()
+        drafts = self._ask(self.drafter, ready, asked)
+        times.draft = self.clock() - start
+        times.drafted = max(asked)
+        for work, k, draft in zip(ready, ks, drafts, strict=True):
+            if k:
+                work.draft = draft
+            elif draft.tokens:
+                work.shadow = draft.tokens[0]
+
+    def _limit(self, work: Work) -> int:
+        """Most tokens worth drafting: the last of the budget is written by the target itself."""
+        request = work.request
+        limit = min(request.remaining - 1, request.speculation.max_k)
+        if self.target.max_context is not None:
+            limit = min(limit, self.target.max_context - len(request.ids))
+        return max(limit, 0)
+
+    def _ask(self, drafter: Drafter, works: Sequence[Work], ks: Sequence[int]) -> list[Draft]:
+        """Asks for all drafts at once; if that fails, one by one, so that only the request at fault loses its drafter."""
+        try:
+            drafts = drafter.propose_batch([w.request for w in works], ks)
+            return [self._checked(draft, k) for draft, k in zip(drafts, ks, strict=True)]
+        except Exception as error:
+            if len(works) == 1:
+                return [self._dismiss(works[0], error)]
+        finally:
+            for work in works:
+                work.request.law.rewind()
+        return [self._ask(drafter, [work], [k])[0] for work, k in zip(works, ks, strict=True)]
+
+    def _checked(self, draft: Draft, k: int) -> Draft:
+        """Refuses what would break the law or the pass: ids that do not exist, a q of the wrong shape."""
+        if draft.k > k:
+            raise DrafterError(f"proposed {draft.k} tokens where {k} were asked for")
+        vocab = self.target.vocab_size
+        if any(not 0 <= token < vocab for token in draft.tokens):
+            raise DrafterError(f"proposed a token id outside 0…{vocab - 1}")
+        if draft.q is not None and draft.tokens:
+            if draft.q.shape != (draft.k, vocab):
+                raise DrafterError(f"q has shape {tuple(draft.q.shape)}, not {(draft.k, vocab)}")
+            sums = draft.q.sum(-1)
+            if not bool(((sums - 1).abs() < 1e-3).all()) or bool((draft.q < 0).any()):
+                raise DrafterError("q is not a probability distribution")
+        return draft
+
+    def _dismiss(self, work: Work, error: Exception) -> Draft:
+        """Goes on without the drafter for one request."""
+        request = work.request
+        request.drafting = False
+        log.warning("request %s goes on without its drafter: %s", request.id, error)
+        self._stop_drafter(request)
+        return NO_DRAFT
+
+    def _stop_drafter(self, request: Request) -> None:
+        if self.drafter is not None:
+            try:
+                self.drafter.stop(request)
+            except Exception:
+                log.exception("the drafter failed to stop request %s", request.id)
+
+    # --- the target's pass
+
+    def _forward(self, works: Sequence[Work], times: StepTimes) -> list[tuple[Tensor, Tensor | None] | None]:
+        """One pass for all. If it fails, each request runs alone, so that only the one at fault fails."""
+        segments = [_segment(work) for work in works]
+        times.rows = sum(len(segment.tokens) for segment in segments)
+        times.pure = all(work.complete and work.request.started for work in works)
+        taps = self.drafter.taps if self.drafter is not None else ()
+        start = self.clock()
+        try:
+            output = self.target.forward(segments, taps)
+        except CacheFullError:
+            raise
+        except Exception as error:
+            self._abandon(works)
+            if len(works) == 1:
+                self._fail(works[0].request, error)
+                return [None]
+            alone = [self._forward([work], times)[0] for work in works]
+            times.pure = False
+            return alone
+        finally:
+            times.target += self.clock() - start
+        tapped: Sequence[Tensor | None] = output.taps or [None] * len(works)
+        return list(zip(output.logits, tapped, strict=True))
+
+    def _abandon(self, works: Sequence[Work]) -> None:
+        """Drops what a failed pass may have left pending."""
+        for work in works:
+            assert work.request.slot is not None
+            with contextlib.suppress(ForedraftError):
+                self.target.cache.commit(work.request.slot, 0)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        if not isinstance(error, ForedraftError):
+            log.error("request %s failed", request.id, exc_info=error)
+            error = ForedraftError(f"the target failed: {type(error).__name__}: {error}", field=f"request {request.id}")
+        request.error, request.finish_reason = error, "error"
+
+    # --- verify, commit, observe
+
+    def _settle(self, work: Work, logits: Tensor, taps: Tensor | None) -> None:
+        request, cache = work.request, self.target.cache
+        assert request.slot is not None
+        if not work.complete or request.cancelled:
+            cache.commit(request.slot, len(work.unread))
+            self._observe(work, None, taps, len(work.unread))
+            return
+        try:
+            verdict = self._judge(work, logits)
+        except NumericalError as error:
+            cache.commit(request.slot, 0)
+            self._fail(request, error)
+            return
+        kept = commit(request, work.draft, verdict, logits)
+        rows = len(work.unread)
+        path = [rows + node for node in verdict.path[:kept]]
+        cache.commit(request.slot, [*range(rows), *path])
+        if request.started and work.request.drafting:
+            request.acceptance.update(work.draft.k, min(kept, verdict.accepted))
+        if work.shadow is not None:
+            request.acceptance.update(1, int(request.ids[-1] == work.shadow))
+        request.started = True
+        self._observe(work, verdict, taps, rows + len(path))
+
+    def _judge(self, work: Work, logits: Tensor) -> Verdict:
+        """Verifies the draft; if a row that only the draft reaches is no law, decides without the draft."""
+        try:
+            return judge(work.request, work.draft, logits)
+        except NumericalError:
+            if not work.draft.k:
+                raise
+            work.request.law.rewind()
+            work.draft = NO_DRAFT
+            return judge(work.request, NO_DRAFT, logits[:1])
+
+    def _observe(self, work: Work, verdict: Verdict | None, taps: Tensor | None, rows: int) -> None:
+        if self.drafter is None or not work.request.drafting:
+            return
+        try:
+            self.drafter.observe(work.request, verdict, taps)
+        except Exception as error:
+            self._dismiss(work, error)
+
+    def _learn(self, works: Sequence[Work], times: StepTimes) -> None:
+        if times.pure and works:
+            self.controller.passes.observe(times.rows, times.target)
+            if times.drafted and times.draft > 0:
+                self.controller.drafts.observe(times.drafted, times.draft)
+
+
+def _segment(work: Work) -> Segment:
+    assert work.request.slot is not None
+    unread, draft = work.unread, work.draft
+    first = len(unread) - 1 if work.complete else len(unread)
+    parents = None
+    if draft.parents is not None:
+        offset = len(unread)
+        parents = [*range(-1, offset - 1), *(offset + p if p >= 0 else offset - 1 for p in draft.parents)]
+    return Segment(work.request.slot, [*unread, *draft.tokens], first, parents)
+
+
+def judge(request: Request, draft: Draft, logits: Tensor) -> Verdict:
+    """Applies the request's verification rule.
+
+    Args:
+        logits: ``[k+1, V]`` the target's rows: the last committed token's, then each drafted token's.
+
+    Raises:
+        NumericalError: A row is not a law.
+    """
+    law, noise = request.law, request.noise
+    anchor = len(request.ids)
+    paths = [draft.path(row) for row in range(draft.k + 1)]
+    if request.rule == "exact":
+        return verify.exact(draft, law.argmax(logits, paths))
+    p = law.probs(logits, paths)
+    positions = range(anchor, anchor + draft.k)
+    if request.rule == "coupled":
+        depths = [len(path) for path in paths]
+        return verify.coupled(draft, p, torch.stack([noise.exponentials(anchor + d, p.shape[-1]) for d in depths]))
+    uniforms = [noise.uniform(Purpose.ACCEPT, position, anchor) for position in positions]
+    rule = verify.rejection if request.rule == "rejection" else verify.block
+    return rule(draft, p, uniforms, noise.uniform(Purpose.NEXT, anchor, anchor))

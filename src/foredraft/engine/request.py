@@ -1,0 +1,101 @@
+"""One request inside the engine: everything that belongs to it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foredraft.config import SamplingParams, SpeculationConfig
+from foredraft.engine.controller import Acceptance
+from foredraft.engine.result import Result, StreamToken, Timings, TokenLogprob, Usage
+from foredraft.engine.stats import SpecStats
+from foredraft.engine.stream import TextStream
+from foredraft.errors import ForedraftError
+from foredraft.sampling.drafting import RequestSampler
+from foredraft.sampling.law import TokenLaw
+from foredraft.sampling.noise import RequestNoise
+from foredraft.types import FinishReason, RuleName, TokenKind
+
+
+@dataclass(eq=False)
+class Request:
+    """A request from submission to result. Drafters see it as a :class:`~foredraft.drafters.base.DraftRequest`.
+
+    Attributes:
+        ids: Committed ids, prompt and output.
+        budget: Most tokens that it may write.
+        slot: Slot of the target's cache once admitted.
+        speculation: How it is drafted and verified.
+        drafting: Whether the drafter serves it; cleared if the drafter fails on it.
+        events: Tokens committed since the last look, for streams.
+    """
+
+    id: str
+    ids: list[int]
+    prompt_length: int
+    params: SamplingParams
+    speculation: SpeculationConfig
+    rule: RuleName
+    law: TokenLaw
+    noise: RequestNoise
+    sampler: RequestSampler
+    stream: TextStream
+    end_ids: frozenset[int]
+    budget: int
+    seed: int
+    tenant: str
+    submitted_at: float
+    acceptance: Acceptance
+    drafting: bool = True
+    slot: int | None = None
+    cached_tokens: int = 0
+    started: bool = False
+    kinds: list[TokenKind] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    stats: SpecStats = field(default_factory=SpecStats)
+    plain_steps: int = 0
+    events: list[StreamToken] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: ForedraftError | None = None
+    cancelled: bool = False
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    finished_at: float | None = None
+
+    @property
+    def output(self) -> Sequence[int]:
+        return self.ids[self.prompt_length :]
+
+    @property
+    def written(self) -> int:
+        return len(self.ids) - self.prompt_length
+
+    @property
+    def remaining(self) -> int:
+        return self.budget - self.written
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def result(self, load_s: float) -> Result:
+        """The finished request as its caller sees it."""
+        assert self.finish_reason is not None and self.finished_at is not None
+        admitted = self.finished_at if self.admitted_at is None else self.admitted_at
+        first = self.finished_at if self.first_token_at is None else self.first_token_at
+        return Result(
+            id=self.id,
+            prompt_ids=self.ids[: self.prompt_length],
+            text=self.stream.text,
+            token_ids=list(self.output),
+            kinds=self.kinds,
+            logprobs=None if self.params.logprobs is None else self.logprobs,
+            finish_reason=self.finish_reason,
+            seed=self.seed,
+            usage=Usage(self.prompt_length, self.written, self.cached_tokens),
+            timings=Timings(load_s, admitted - self.submitted_at, first - admitted, self.finished_at - first),
+            stats=self.stats,
+            verify=self.rule,
+            plain_steps=self.plain_steps,
+            error=self.error,
+        )

@@ -1,0 +1,149 @@
+"""Who is decoded now: admission into slots as they come free, prefix reuse, preemption when memory runs out."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from foredraft.drafters.base import Drafter
+from foredraft.engine.loop import Loop, StepTimes
+from foredraft.engine.request import Request
+from foredraft.engine.stats import SpecStats
+from foredraft.errors import CacheFullError
+from foredraft.models.prefix import PrefixPool
+from foredraft.types import FinishReason
+
+log = logging.getLogger("foredraft")
+
+
+class Scheduler:
+    """Admits requests continuously and runs steps over those admitted.
+
+    Args:
+        loop: Runs the steps.
+        max_batch: Most requests decoded together.
+        keep: Most idle slots kept for prefix reuse.
+        clock: Monotonic seconds.
+        stats: Where the acceptance of finished requests is pooled.
+    """
+
+    def __init__(self, loop: Loop, max_batch: int, keep: int, clock: Callable[[], float], stats: SpecStats) -> None:
+        self.loop = loop
+        self.max_batch = max_batch
+        self.clock = clock
+        self.stats = stats
+        self.pool = PrefixPool(loop.target.cache, keep)
+        self.waiting: deque[Request] = deque()
+        self.active: list[Request] = []
+        self._full = False  # memory ran out: nobody is admitted before somebody leaves
+
+    @property
+    def drafter(self) -> Drafter | None:
+        return self.loop.drafter
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.active)
+
+    def add(self, request: Request) -> None:
+        if request.remaining <= 0:
+            request.finish_reason = "length"
+        self.waiting.append(request)
+
+    def step(self) -> StepTimes | None:
+        """Admits, runs one step, retires. None if there was nothing to run."""
+        self.reap()
+        self._admit()
+        if not self.active:
+            return None
+        while True:
+            try:
+                times = self.loop.step(self.active)
+                break
+            except CacheFullError as error:
+                if not self._make_room(error):
+                    return None
+        now = self.clock()
+        for request in self.active:
+            if request.first_token_at is None and request.written:
+                request.first_token_at = now
+        self._retire()
+        return times
+
+    def reap(self) -> None:
+        """Retires what was cancelled since the last step."""
+        self._retire()
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.active) < self.max_batch and not (self._full and self.active):
+            request = self.waiting[0]
+            try:
+                request.slot, cached = self.pool.take(request.ids, request.tenant)
+            except CacheFullError as error:
+                if not self.active:  # nothing will ever come free
+                    self.waiting.popleft()
+                    self._end(request, "error", error)
+                    continue
+                return
+            self.waiting.popleft()
+            if request.admitted_at is None:
+                request.admitted_at = self.clock()
+                request.cached_tokens = cached
+            self.active.append(request)
+            if self.drafter is not None and request.drafting:
+                self._start_drafter(self.drafter, request)
+
+    def _start_drafter(self, drafter: Drafter, request: Request) -> None:
+        try:
+            drafter.start(request)
+        except Exception as error:
+            request.drafting = False
+            log.warning("request %s goes on without its drafter: %s", request.id, error)
+
+    def _make_room(self, error: CacheFullError) -> bool:
+        """Gives up an idle slot, else sends the youngest request back to the queue; False if none can go."""
+        if self.pool.evict():
+            return True
+        if len(self.active) > 1:
+            youngest = self.active.pop()
+            self._release(youngest, keep=False)
+            youngest.started, self._full = False, True
+            self.waiting.appendleft(youngest)
+            return True
+        self._end(self.active.pop(), "error", error)
+        return False
+
+    def _retire(self) -> None:
+        for request in [r for r in (*self.active, *self.waiting) if r.cancelled and not r.finished]:
+            request.finish_reason = "cancelled"
+        for request in [r for r in self.active if r.finished]:
+            self.active.remove(request)
+            self._end(request)
+        for request in [r for r in self.waiting if r.finished]:
+            self.waiting.remove(request)
+            self._end(request)
+
+    def _end(self, request: Request, reason: FinishReason | None = None, error: CacheFullError | None = None) -> None:
+        if reason is not None:
+            request.finish_reason, request.error = reason, error
+        self._release(request, keep=request.finish_reason != "error")
+        self._full = False
+        request.stream.finish()
+        request.finished_at = self.clock()
+        self.stats.merge(request.stats)
+
+    def _release(self, request: Request, keep: bool) -> None:
+        """Gives back the slot and whatever the drafter holds."""
+        if request.slot is None:
+            return
+        if self.drafter is not None and request.drafting:
+            try:
+                self.drafter.stop(request)
+            except Exception:
+                log.exception("the drafter failed to stop request %s", request.id)
+        if keep:
+            self.pool.give(request.slot, request.ids, request.tenant)
+        else:
+            self.loop.target.cache.free(request.slot)
+        request.slot = None
