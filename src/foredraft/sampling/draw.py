@@ -1,0 +1,52 @@
+"""Two ways to draw one token from a row of probabilities, given the randomness."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import torch
+from torch import Tensor
+
+from foredraft.errors import NumericalError
+
+
+def draw(p_row: Tensor, u: float) -> int:
+    """Draws by the inverse of the cumulative distribution, in float64.
+
+    Args:
+        p_row: ``[V]`` probabilities; they need not sum to one.
+        u: Uniform in ``[0, 1)``.
+
+    Returns:
+        A token of positive probability: ``x`` with ``cdf(x-1) <= u < cdf(x)``.
+
+    Raises:
+        NumericalError: The row holds NaN or infinity, or has no mass.
+    """
+    cdf = torch.cumsum(p_row.detach(), 0, dtype=torch.float64).cpu().numpy()
+    total = float(cdf[-1])
+    if not 0.0 < total < float("inf"):
+        raise NumericalError(f"a row of probabilities sums to {total}", field="p")
+    # Rounding may lift u * total to the total itself: the search then stops at the last token that has mass.
+    end = int(cdf.searchsorted(total))
+    return bisect_right(cdf, u * total, 0, end)
+
+
+def race(p_row: Tensor, exponentials: Tensor) -> int:
+    """Draws ``argmin_x E_x / p_x`` over the support, lowest id on ties.
+
+    With independent standard exponentials this has exactly the law p: it is Gumbel-max sampling,
+    ``argmax_x log p_x - log E_x``, without the logarithms.
+
+    Args:
+        p_row: ``[V]`` probabilities; they need not sum to one.
+        exponentials: ``[V]`` float64, above 0.
+
+    Raises:
+        NumericalError: The row holds NaN or infinity, or has no mass.
+    """
+    p = p_row.detach().double()
+    total = float(p.sum())
+    if not 0.0 < total < float("inf"):
+        raise NumericalError(f"a row of probabilities sums to {total}", field="p")
+    return int((exponentials.to(p.device) / p).argmin())

@@ -1,0 +1,174 @@
+"""The law of the next token: the one function that turns logits into probabilities, for target and drafter alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from foredraft.config import SamplingParams
+from foredraft.errors import ConfigError, NumericalError
+from foredraft.sampling.filters import filtered
+from foredraft.sampling.processors import Bans, Bias, Custom, Paths, Penalties
+
+
+class TokenLaw:
+    """The sampling controls of one request, applied to rows of logits at any prefix.
+
+    It knows the prompt and the committed output; a row's *path* is what was drafted after them. One object serves
+    drafter and target, so that p and q are always the same function of their logits.
+
+    Args:
+        params: The controls.
+        prompt_ids: The prompt.
+        vocab_size: ``V``, the width of the logits.
+        eos_ids: Tokens that end a text (banned while ``min_tokens`` is not reached).
+        bad_words_ids: ``params.bad_words`` as token sequences.
+
+    Raises:
+        ConfigError: A token id is not in ``[0, V)``; the field is named.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        *,
+        eos_ids: frozenset[int] = frozenset(),
+        bad_words_ids: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self._params = params
+        self._vocab_size = vocab_size
+        self._ids = list(prompt_ids)
+        self._prompt_length = len(self._ids)
+        self._check_ids(eos_ids, bad_words_ids)
+
+        bad = (*params.bad_token_ids, *bad_words_ids)
+        ends = eos_ids.union(params.stop_token_ids) if params.min_tokens else frozenset()
+        neutral = params.repetition_penalty == 1.0 and params.presence_penalty == params.frequency_penalty == 0.0
+        self._custom = Custom(params.processors) if params.processors else None
+        self._penalties = (
+            None
+            if neutral
+            else Penalties(
+                vocab_size, self._ids, params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+            )
+        )
+        self._bias = Bias(params.logit_bias) if params.logit_bias else None
+        bans = bad or ends or params.allowed_token_ids is not None
+        self._bans = Bans(bad, params.allowed_token_ids, ends, params.min_tokens) if bans else None
+        self._plain = not (self._custom or self._penalties or self._bias or self._bans)
+
+    @property
+    def greedy(self) -> bool:
+        return self._params.greedy
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Appends tokens to the output that all later rows follow."""
+        self._ids.extend(tokens)
+        if self._penalties:
+            self._penalties.commit(tokens)
+
+    def probs(self, logits: Tensor, paths: Paths) -> Tensor:
+        """The law of each row.
+
+        Args:
+            logits: ``[n, V]``, any float dtype; not changed.
+            paths: n paths; row i follows prompt + output + ``paths[i]``.
+
+        Returns:
+            ``[n, V]`` probabilities after all processors and filters, float64 if the logits are, else float32.
+
+        Raises:
+            NumericalError: A row holds NaN or +inf, or no token is left.
+        """
+        scores = self._scores(logits, paths)
+        self._argmax_checked(scores, logits)
+        return filtered(scores, self._params)
+
+    def argmax(self, logits: Tensor, paths: Paths) -> list[int]:
+        """The likeliest token of each row after all processors, lowest id on ties: the greedy law's token.
+
+        Arguments and errors are those of :meth:`probs`.
+        """
+        return self._argmax_checked(self._scores(logits, paths), logits)
+
+    def rewind(self) -> None:
+        """Puts stateful processors back to the committed state (call it between drafting and verification)."""
+        if self._custom:
+            self._custom.rewind()
+
+    def settle(self, row: int) -> None:
+        """Makes the state after row ``row`` of the last :meth:`probs` or :meth:`argmax` the committed one."""
+        if self._custom:
+            self._custom.settle(row)
+
+    def _scores(self, logits: Tensor, paths: Paths) -> Tensor:
+        """``[n, V]`` processed logits; the logits themselves where there is nothing to process."""
+        if logits.shape != (len(paths), self._vocab_size):
+            raise ConfigError(f"shape {tuple(logits.shape)} is not ({len(paths)}, {self._vocab_size})", field="logits")
+        scores = logits.detach()
+        if scores.dtype not in (torch.float32, torch.float64):
+            scores = scores.float()
+        if self._plain:
+            return scores
+        if scores.data_ptr() == logits.data_ptr():
+            scores = scores.clone()
+        if self._custom:
+            scores = self._custom.apply(scores, paths, self._ids)
+        if self._penalties:
+            self._penalties.apply(scores, paths)
+        if self._bias:
+            self._bias.apply(scores)
+        if self._bans:
+            self._bans.apply(scores, paths, self._ids, len(self._ids) - self._prompt_length)
+        return scores
+
+    def _argmax_checked(self, scores: Tensor, logits: Tensor) -> list[int]:
+        # One pass: numpy's argmax finds the first NaN if there is one, else the first maximum. Looking at that one
+        # score tells NaN, +inf and a row of -inf. (torch's own argmax is nine times slower on a CPU.)
+        on_cpu = scores.cpu().numpy()
+        tokens = [int(token) for token in on_cpu.argmax(-1)]
+        for row, token in enumerate(tokens):
+            if not math.isfinite(on_cpu[row, token]):
+                self._complain(row, float(on_cpu[row, token]), logits[row])
+        return tokens
+
+    def _complain(self, row: int, worst: float, logits: Tensor) -> None:
+        raw_max = float(logits.max())
+        if worst != -math.inf:
+            name = "NaN" if math.isnan(worst) else "+inf"
+            field = "processors" if math.isfinite(raw_max) else "logits"
+            raise NumericalError(f"row {row} holds {name}", field=field)
+        if raw_max == -math.inf:
+            raise NumericalError(f"row {row} is -inf everywhere, so no token is possible", field="logits")
+        candidates = {
+            "allowed_token_ids": self._params.allowed_token_ids is not None,
+            "bad_token_ids": bool(self._params.bad_token_ids),
+            "bad_words": bool(self._params.bad_words),
+            "min_tokens": self._params.min_tokens > 0,
+            "processors": self._custom is not None,
+        }
+        fields = [field for field, active in candidates.items() if active]
+        raise NumericalError(
+            f"row {row} has no token left", field=" or ".join(fields), remedy="allow more tokens or ban fewer"
+        )
+
+    def _check_ids(self, eos_ids: frozenset[int], bad_words_ids: Sequence[Sequence[int]]) -> None:
+        params = self._params
+        fields: dict[str, Iterable[int]] = {
+            "prompt": self._ids,
+            "logit_bias": params.logit_bias,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "bad_token_ids": (token for ids in params.bad_token_ids for token in ids),
+            "bad_words": (token for ids in bad_words_ids for token in ids),
+            "stop_token_ids": params.stop_token_ids,
+            "eos_ids": eos_ids,
+        }
+        for field, ids in fields.items():
+            for token in ids:
+                if not 0 <= token < self._vocab_size:
+                    raise ConfigError(f"token id {token} is not in [0, {self._vocab_size})", field=field)

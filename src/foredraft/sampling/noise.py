@@ -1,0 +1,89 @@
+"""The random numbers of one request: a counter-based generator, asked by name and never advanced.
+
+Every number is a pure function of (seed, purpose, position, anchor), so that it depends neither on the slot,
+the batch or the step number, nor on what else was drawn before.
+
+*Positions* are absolute (prompt included). The *anchor* is the position of the first token of the step. Numbers
+of a draft and of its acceptance are keyed by both, and this is not a nicety: block verification decides how
+much to accept after looking at **all** k drafted tokens, also at those past the accepted prefix. A position
+that was drafted, looked at and not accepted is drafted again in the next step. If it were drafted again from
+the same number, that number would no longer be uniform given what the first step emitted, and the law of the
+output would be wrong (tests/test_law_noise.py shows by how much). A step's anchor grows by at least one token a
+step, hence no (anchor, position) is ever asked twice. The number of the next token (correction, bonus or plain
+token) is used exactly once a position, because that token is always committed: its anchor is its position.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_CACHED_ROWS = 18
+"""Rows of coupled noise kept: those of one step with the default ``max_k``."""
+
+
+class Purpose(IntEnum):
+    """What a random number is for. The values are part of the stream: never renumber them."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    NEXT = 2
+    COUPLED = 3
+
+
+def fresh_seed() -> int:
+    """A seed in ``[0, 2**63)`` from the system's entropy, for a request that gave none."""
+    return secrets.randbits(63)
+
+
+class RequestNoise:
+    """The random numbers of one request.
+
+    The generator is Philox4x64-10 (Salmon 2011), of which only the raw 64-bit words are used: these are fixed by
+    the algorithm, whereas numpy's derived distributions may change with its versions.
+
+    Args:
+        seed: ``0 <= seed < 2**63``.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._rows: OrderedDict[int, Tensor] = OrderedDict()
+
+    def uniform(self, purpose: Purpose, position: int, anchor: int) -> float:
+        """A number in ``[0, 1)`` with 53 random bits. For ``Purpose.NEXT`` give the position as anchor."""
+        return float((int(self._words(purpose, position, anchor, 1)[0]) >> 11) * 2.0**-53)
+
+    def exponentials(self, position: int, n: int) -> Tensor:
+        """The noise of the coupled rule at one position: standard exponentials, one a token id.
+
+        Token id x always has the x-th number, whatever ``n``. The rows of a step are asked twice, while drafting
+        and while verifying, so the last few are kept.
+
+        Returns:
+            ``[n]`` float64, finite and above 0. Shared: do not write to it.
+        """
+        row = self._rows.get(position)
+        if row is None or row.shape[0] < n:
+            words = self._words(Purpose.COUPLED, position, position, n)
+            # 52 bits and a half: never 0, never 1, and exact in float64.
+            uniform = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+            row = torch.from_numpy(-np.log(uniform))
+            self._rows[position] = row
+        self._rows.move_to_end(position)
+        while len(self._rows) > _CACHED_ROWS:
+            self._rows.popitem(last=False)
+        return row[:n]
+
+    def _words(
+        self, purpose: Purpose, position: int, anchor: int, n: int
+    ) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        # Counter word 0 counts blocks of one stream; the other three name the stream.
+        generator = np.random.Philox(key=[self.seed, 0], counter=[0, purpose, position, anchor])
+        words: np.ndarray[tuple[int], np.dtype[np.uint64]] = generator.random_raw(n)
+        return words

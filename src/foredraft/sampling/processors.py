@@ -1,0 +1,187 @@
+"""What changes scores because of the text so far: penalties, bias, bans, and processors of the user's own.
+
+A row's prefix is the prompt, the committed output and the row's path (drafted tokens that precede it). Everything
+about the committed part is kept up to date as tokens are committed, so that a step costs the same however
+long the text is; everything about the paths is added a step at a time.
+
+A **custom processor** is any callable ``(ids: list[int], logits: Tensor) -> Tensor``: the whole prefix of one row and
+its ``[V]`` logits, which it may change in place, to ``[V]`` logits. It is called for every row that is drawn from, for a
+draft or for the target. If its answer depends on more than its arguments, it must also have
+``snapshot() -> object`` and ``restore(state)``; it then sees each row of a step once, in order, and after the step its
+state is put back to what it was after the last committed row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foredraft.errors import ConfigError
+
+Paths = Sequence[Sequence[int]]
+Processor = Callable[[list[int], Tensor], Tensor]
+NEVER = float("-inf")
+
+
+class Penalties:
+    """Repetition (prompt and output), presence and frequency (output only) penalties."""
+
+    def __init__(self, vocab_size: int, prompt: Sequence[int], repetition: float, presence: float, frequency: float):
+        self._repetition, self._presence, self._frequency = repetition, presence, frequency
+        self._count = np.zeros(vocab_size)  # occurrences in the output
+        self._seen = np.zeros(vocab_size, dtype=bool)
+        self._ids = np.zeros(64, dtype=np.int64)  # the seen ids, in order of appearance
+        self._n = 0
+        if repetition != 1.0:
+            self._note(prompt)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self._note(tokens)
+        for token in tokens:
+            self._count[token] += 1
+
+    def apply(self, scores: Tensor, paths: Paths) -> None:
+        """Changes ``scores [n, V]`` in place."""
+        rows, tokens, extra = _occurrences(paths)
+        ids = self._ids[: self._n]
+        # Scores of drafted tokens are read before the committed counts change them, and written after.
+        pairs = (torch.tensor(rows, device=scores.device), torch.tensor(tokens, device=scores.device))
+        drafted = scores[pairs] if rows else None
+        if self._n:
+            at = torch.from_numpy(ids.copy()).to(scores.device)
+            scores[:, at] = self._penalised(scores[:, at], self._count[ids])
+        if drafted is not None:
+            scores[pairs] = self._penalised(drafted, self._count[tokens] + extra)
+
+    def _penalised(self, scores: Tensor, count: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Tensor:
+        """``[..., m]`` scores of seen tokens and their ``[m]`` occurrences in the output."""
+        r = self._repetition
+        if r != 1.0:
+            scores = torch.where(scores > 0, scores / r, scores * r)
+        offset = self._presence * (count > 0) + self._frequency * count
+        return scores - torch.from_numpy(offset).to(scores)
+
+    def _note(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if not self._seen[token]:
+                self._seen[token] = True
+                if self._n == len(self._ids):
+                    self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                self._ids[self._n] = token
+                self._n += 1
+
+
+def _occurrences(paths: Paths) -> tuple[list[int], list[int], list[int]]:
+    """Row, token and number of occurrences of every distinct token of every path."""
+    rows, tokens, counts = [], [], []
+    for row, path in enumerate(paths):
+        for token, count in Counter(path).items():
+            rows.append(row)
+            tokens.append(token)
+            counts.append(count)
+    return rows, tokens, counts
+
+
+class Bias:
+    """Adds a number to the logits of given tokens."""
+
+    def __init__(self, bias: dict[int, float]) -> None:
+        self._ids = torch.tensor(list(bias))
+        self._values = torch.tensor(list(bias.values()), dtype=torch.float64)
+
+    def apply(self, scores: Tensor) -> None:
+        scores[:, self._ids] += self._values.to(scores)
+
+
+class Bans:
+    """Bad token sequences, the list of allowed ids, and the ends that ``min_tokens`` forbids."""
+
+    def __init__(
+        self, bad: Iterable[Sequence[int]], allowed: Sequence[int] | None, ends: Iterable[int], min_tokens: int
+    ) -> None:
+        sequences = {tuple(ids) for ids in bad}
+        self._always = torch.tensor(sorted(ids[0] for ids in sequences if len(ids) == 1), dtype=torch.long)
+        # Longer ones by the token that must come just before the banned one.
+        self._after: dict[int, list[tuple[int, ...]]] = {}
+        for ids in sequences:
+            if len(ids) > 1:
+                self._after.setdefault(ids[-2], []).append(ids)
+        self._reach = max((len(ids) for ids in sequences), default=1) - 1
+        self._allowed = None if allowed is None else torch.tensor(sorted(set(allowed)))
+        self._ends = torch.tensor(sorted(set(ends)), dtype=torch.long)
+        self._min_tokens = min_tokens
+
+    def apply(self, scores: Tensor, paths: Paths, ids: Sequence[int], written: int) -> None:
+        """Changes ``scores [n, V]`` in place; ``ids`` are prompt and output, ``written`` of them output."""
+        if self._allowed is not None:
+            kept = scores[:, self._allowed]
+            scores.fill_(NEVER)
+            scores[:, self._allowed] = kept
+        if len(self._always):
+            scores[:, self._always] = NEVER
+        tail = tuple(ids[-self._reach :]) if self._reach else ()
+        for row, path in enumerate(paths):
+            if self._after:
+                self._ban_continuations(scores[row], (*tail, *path))
+            if len(self._ends) and written + len(path) < self._min_tokens:
+                scores[row, self._ends] = NEVER
+
+    def _ban_continuations(self, scores: Tensor, prefix: tuple[int, ...]) -> None:
+        for ids in self._after.get(prefix[-1], ()) if prefix else ():
+            if prefix[1 - len(ids) :] == ids[:-1]:
+                scores[ids[-1]] = NEVER
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A custom processor whose answer depends on what it saw before."""
+
+    def snapshot(self) -> object: ...
+
+    def restore(self, state: object) -> None: ...
+
+
+class Custom:
+    """Runs the user's processors row by row and keeps the states of those that have one."""
+
+    def __init__(self, processors: Sequence[Processor]) -> None:
+        self._processors = processors
+        self._stateful = [processor for processor in processors if isinstance(processor, Stateful)]
+        self._committed = self._snapshot()
+        self._after_row: list[list[object]] = []
+
+    def apply(self, scores: Tensor, paths: Paths, ids: list[int]) -> Tensor:
+        """``[n, V]`` -> ``[n, V]``; may change ``scores`` in place."""
+        self._after_row = []
+        rows = []
+        for row, path in zip(scores, paths, strict=True):
+            for processor in self._processors:
+                before = row.shape
+                row = processor([*ids, *path], row)
+                if not isinstance(row, Tensor) or row.shape != before:
+                    raise ConfigError(
+                        f"{processor!r} did not return logits of shape {tuple(before)}", field="processors"
+                    )
+            rows.append(row.to(scores))
+            self._after_row.append(self._snapshot())
+        return torch.stack(rows)
+
+    def rewind(self) -> None:
+        self._restore(self._committed)
+
+    def settle(self, row: int) -> None:
+        if self._stateful:
+            self._committed = self._after_row[row]
+            self._restore(self._committed)
+
+    def _snapshot(self) -> list[object]:
+        return [processor.snapshot() for processor in self._stateful]
+
+    def _restore(self, states: list[object]) -> None:
+        for processor, state in zip(self._stateful, states, strict=True):
+            processor.restore(state)
