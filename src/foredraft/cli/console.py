@@ -1,0 +1,184 @@
+"""The terminal: consoles, the colours of tokens, and one way of printing errors, warnings and JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from foredraft.engine.result import StreamDelta
+
+KIND_STYLES = {"plain": "", "accepted": "green", "correction": "bold red", "bonus": "underline cyan"}
+"""Attributes besides colour keep the kinds apart where NO_COLOR is set; accepted tokens are the many."""
+
+KIND_MEANINGS = {
+    "plain": "decoded without a draft",
+    "accepted": "drafted, accepted",
+    "correction": "corrected by the target",
+    "bonus": "bonus token",
+}
+
+
+def stdout() -> Console:
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def print_error(message: str) -> None:
+    stderr().print(f"[bold red]error:[/] {escape(one_line(message))}", soft_wrap=True)
+
+
+_held: list[str] | None = None
+
+
+def print_warning(message: str) -> None:
+    """One line on stderr; inside :func:`warnings_held`, after the text that is being streamed."""
+    if _held is not None:
+        _held.append(message)
+    else:
+        stderr().print(f"[yellow]warning:[/] {escape(one_line(message))}", soft_wrap=True)
+
+
+@contextmanager
+def warnings_held() -> Iterator[None]:
+    """Keeps warnings back until the end of the block, so that they do not stand in the middle of a sentence."""
+    global _held
+    _held = held = []
+    try:
+        yield
+    finally:
+        _held = None
+        for message in held:
+            print_warning(message)
+
+
+def print_plain(text: str) -> None:
+    """Text as it is, without wrapping or markup."""
+    stdout().print(Text(text), soft_wrap=True)
+
+
+def print_note(message: str) -> None:
+    """A dim line on stderr for people; nothing where stderr is not a terminal."""
+    console = stderr()
+    if console.is_terminal:
+        console.print(Text(message, style="dim"), soft_wrap=True)
+
+
+class _LogLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_warning(record.getMessage())
+
+
+def warnings_as_lines() -> None:
+    """Python's warnings and foredraft's log become one line each, without a file name or source line."""
+
+    def show(message: Warning | str, *_args: Any, **_kwargs: Any) -> None:
+        print_warning(str(message))
+
+    warnings.showwarning = show
+    log = logging.getLogger("foredraft")
+    if not any(isinstance(handler, _LogLines) for handler in log.handlers):
+        log.addHandler(_LogLines(logging.WARNING))
+
+
+def _jsonable(value: Any) -> Any:
+    """JSON has no NaN and no infinity; they become null."""
+    if isinstance(value, dict):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_json(value: Any) -> None:
+    """One object on stdout: indented for a person, on one line for a pipe."""
+    text = json.dumps(_jsonable(value), ensure_ascii=False, indent=2 if sys.stdout.isatty() else None, default=str)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def print_indented(
+    console: Console, text: str | Text, *, label: str | Text = "", style: str = "", indent: int = 4
+) -> None:
+    """A paragraph set in by ``indent`` columns; a label stands before it and its further lines hang under the text."""
+    body = Text(text, style=style) if isinstance(text, str) else text
+    head = Text(" " * indent) + (Text(label, style="dim") if isinstance(label, str) else label)
+    for line in body.wrap(console, max(console.width - head.cell_len, 20)):
+        line.rstrip()
+        console.print(head + line, soft_wrap=True)
+        head = Text(" " * head.cell_len)
+
+
+def silence_stdout() -> None:
+    """After a broken pipe: what is still buffered goes nowhere instead of raising again at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # stdout is not a real file, as under a test runner
+        return
+
+
+def visible(text: str) -> str:
+    """Text that cannot steer the terminal: control characters, except newline and tab, become visible symbols."""
+    if text.isprintable():
+        return text
+    return "".join(
+        chr(0x2400 + ord(char)) if char < " " and char not in "\n\t" else "␡" if "\x7f" <= char < "\xa0" else char
+        for char in text
+    )
+
+
+def legend() -> Text:
+    line = Text("tokens: ", style="dim")
+    for number, (kind, meaning) in enumerate(KIND_MEANINGS.items()):
+        line.append("  ·  " if number else "", style="dim")
+        line.append(meaning, style=KIND_STYLES[kind])
+    return line
+
+
+class TokenPrinter:
+    """Streams deltas: tokens in colour on a terminal, the bare text everywhere else.
+
+    Args:
+        colour: True or False; None decides by whether stdout is a terminal.
+    """
+
+    def __init__(self, colour: bool | None = None) -> None:
+        self.console = Console(highlight=False, force_terminal=True) if colour else stdout()
+        self.colour = self.console.is_terminal if colour is None else colour
+        self.at_line_start = True
+
+    def __call__(self, delta: StreamDelta) -> None:
+        if delta.text:
+            self.at_line_start = delta.text.endswith("\n")
+        if self.colour:
+            pieces = [(visible(token.text), KIND_STYLES[token.kind]) for token in delta.tokens]
+            # The last delta may release text that waited for a stop string: it belongs to no token of this step.
+            pieces.append((visible(delta.text[sum(len(token.text) for token in delta.tokens) :]), ""))
+            self.console.print(Text.assemble(*pieces), end="", soft_wrap=True)
+        else:
+            sys.stdout.write(visible(delta.text) if sys.stdout.isatty() else delta.text)
+        sys.stdout.flush()
+
+    def end_line(self) -> None:
+        if not self.at_line_start:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        self.at_line_start = True

@@ -1,0 +1,178 @@
+"""What the demo found, as rows, tables and plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from foredraft.cli.console import stdout
+from foredraft.cli.stats import Tally, number
+
+if TYPE_CHECKING:
+    from foredraft.engine.result import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One decoding of one prompt.
+
+    Attributes:
+        seconds: Time inside the engine from the first token to the last.
+        timed_tokens: Tokens written in that time.
+    """
+
+    result: Result
+    seconds: float
+    timed_tokens: int
+
+    @property
+    def rate(self) -> float | None:
+        return self.timed_tokens / self.seconds if self.timed_tokens and self.seconds > 0 else None
+
+
+@dataclass(slots=True)
+class Row:
+    """One prompt, both ways.
+
+    Attributes:
+        gap: Top-2 logit gap of the target where the texts part; None while they do not.
+    """
+
+    name: str
+    plain: Run
+    speculative: Run
+    gap: float | None = None
+
+    @property
+    def first_difference(self) -> int | None:
+        """Index of the first token that differs; None if the outputs are the same."""
+        ours, theirs = self.plain.result.token_ids, self.speculative.result.token_ids
+        if ours == theirs:
+            return None
+        pairs = zip(ours, theirs, strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+
+    @property
+    def speed_up(self) -> float | None:
+        return ratio(self.speculative.rate, self.plain.rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "same_text": self.first_difference is None,
+            "first_difference": self.first_difference,
+            "top2_logit_gap": self.gap,
+            "prompt_tokens": self.plain.result.usage.prompt_tokens,
+            "plain": {"tokens": self.plain.result.usage.completion_tokens, "tokens_per_second": self.plain.rate},
+            "speculative": Tally([self.speculative.result]).to_dict() | {"tokens_per_second": self.speculative.rate},
+            "speed_up": self.speed_up,
+        }
+
+
+def ratio(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours is not None and theirs else None
+
+
+def pooled(runs: Sequence[Run]) -> Run:
+    """Times and tokens summed; the result is the last one's and stands for nothing."""
+    return Run(runs[-1].result, sum(run.seconds for run in runs), sum(run.timed_tokens for run in runs))
+
+
+def total_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """All prompts pooled: rates are sums of tokens over sums of time."""
+    plain, speculative = pooled([row.plain for row in rows]), pooled([row.speculative for row in rows])
+    return {
+        "same_text": all(row.first_difference is None for row in rows),
+        "plain": {"tokens_per_second": plain.rate},
+        "speculative": Tally([row.speculative.result for row in rows]).to_dict()
+        | {"tokens_per_second": speculative.rate},
+        "speed_up": ratio(speculative.rate, plain.rate),
+    }
+
+
+def coloured(speed_up: float | None) -> Text:
+    style = "" if speed_up is None else "bold green" if speed_up >= 1.05 else "bold red" if speed_up < 0.95 else "bold"
+    return Text(number(speed_up, 2, "x"), style=style)
+
+
+def verdict(row: Row) -> Text:
+    """The line under one prompt's text."""
+    line = Text(
+        f"plain {number(row.plain.rate, 1)} tok/s · speculative {number(row.speculative.rate, 1)} tok/s · ", style="dim"
+    )
+    line.append_text(coloured(row.speed_up))
+    return line.append(
+        " · same text\n" if row.first_difference is None else " · different text, see the table\n", "dim"
+    )
+
+
+def _same(row: Row) -> Text:
+    if row.first_difference is None:
+        return Text("yes", style="green")
+    return Text(f"no, from token {row.first_difference + 1}\n(top-2 gap {number(row.gap, 3)})", style="red")
+
+
+def print_tables(rows: Sequence[Row], wall_s: float) -> None:
+    """Speed and acceptance, one row a prompt, and what to make of it."""
+    console, total = stdout(), total_of(rows)
+    speeds = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_footer=True)
+    tallies = [Tally([row.speculative.result]) for row in rows]
+    everything = Tally([row.speculative.result for row in rows])
+    speeds.add_column("prompt", footer="all")
+    speeds.add_column("same text\nat T=0", footer=f"{sum(r.first_difference is None for r in rows)} of {len(rows)}")
+    right = {"justify": "right", "vertical": "top"}
+    speeds.add_column("plain\ntok/s", footer=number(total["plain"]["tokens_per_second"], 1), **right)
+    speeds.add_column("specul.\ntok/s", footer=number(total["speculative"]["tokens_per_second"], 1), **right)
+    speeds.add_column("speed-\nup", footer=coloured(total["speed_up"]), **right)
+    speeds.add_column("\nα", footer=number(everything.alpha), **right)
+    speeds.add_column("\nτ", footer=number(everything.tau), **right)
+    speeds.add_column("target\ncalls", footer=str(everything.calls), **right)
+    speeds.add_column("\nsaved", footer=str(everything.calls_saved), **right)
+    for row, tally in zip(rows, tallies, strict=True):
+        rates = [Text(number(run.rate, 1)) for run in (row.plain, row.speculative)]
+        figures = [number(tally.alpha), number(tally.tau), str(tally.calls), str(tally.calls_saved)]
+        speeds.add_row(row.name, _same(row), *rates, coloured(row.speed_up), *figures)
+    console.print(speeds)
+    console.print()
+    _print_positions([*((row.name, tally) for row, tally in zip(rows, tallies, strict=True)), ("all", everything)])
+    console.print(Text(conclusion(rows, total, wall_s), style="dim"))
+
+
+def _print_positions(tallies: Sequence[tuple[str, Tally]]) -> None:
+    """Acceptance by position in per cent of the steps that drafted."""
+    width = max((len(tally.by_position) for _, tally in tallies), default=0)
+    if not width:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("accepted, %,\nby position")
+    for position in range(1, width + 1):
+        table.add_column(f"\n{position}", justify="right", min_width=3)
+    for name, tally in tallies:
+        table.add_row(name, *(f"{100 * share:.0f}" for share in tally.by_position))
+    console = stdout()
+    console.print(table)
+    console.print()
+
+
+def conclusion(rows: Sequence[Row], total: dict[str, Any], wall_s: float) -> str:
+    """Plain words, good or bad."""
+    slower = [f"{row.name} ({row.speed_up:.2f}x)" for row in rows if row.speed_up is not None and row.speed_up < 0.95]
+    parts = [
+        "α: accepted / drafted tokens. τ: tokens a drafting step, bonus token included. "
+        "Rates from the first token on; 'saved' are target calls that plain decoding needs on top."
+    ]
+    if slower:
+        parts.append(f"Speculation was slower here on: {', '.join(slower)}.")
+    if not total["same_text"]:
+        parts.append(
+            "Where a text differs, the two likeliest tokens were nearly tied: a pass over several rows rounds "
+            "differently from a pass over one. --dtype float32 makes ties rarer."
+            if all(row.gap is None or row.gap < 0.1 for row in rows)
+            else "A text differs where the two likeliest tokens were NOT nearly tied: that is a bug, please report it."
+        )
+    parts.append(f"Done in {wall_s:.0f} s.")
+    return "\n".join(parts)

@@ -1,0 +1,101 @@
+"""What generate, chat and demo share: the options that choose target and drafter, and opening the engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from pydantic import Field
+
+from foredraft.cli.console import stderr
+from foredraft.cli.options import Given, collect
+from foredraft.config import EngineConfig, Schema, SpeculationConfig
+from foredraft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foredraft.engine.engine import Engine
+    from foredraft.models.loading import LoadedModel
+
+DEFAULT_TARGET = "smollm2-135m"
+DEFAULT_DRAFTER = "lookup"
+
+
+class LoadOptions(Schema):
+    """Keyword arguments of :class:`foredraft.Engine` that say how models are loaded."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    """Number type of weights and cache; auto takes the fastest that the model and device allow."""
+    device: str = "auto"
+    """Where to run: cpu, cuda, cuda:1, mps; auto takes an accelerator if there is one."""
+    max_context: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of one request, prompt included; without it the model's own limit holds."""
+    cache_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Budget of the KV cache in bytes; without it a share of the free memory."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a model; only for models whose code you have read."""
+
+
+class EngineOptions(LoadOptions, EngineConfig):
+    """Everything that an engine is made with besides its target and drafter."""
+
+
+PANELS: dict[str, type[Schema]] = {"Speculation": SpeculationConfig, "Engine": EngineConfig, "Loading": LoadOptions}
+
+TargetOption = Annotated[
+    str, typer.Option("--target", metavar="MODEL", help="Catalogue name, local folder, .gguf file or hub id.")
+]
+DrafterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        metavar="NAME[:ARG]",
+        help="What writes the draft; see 'foredraft drafters'.",
+        show_default=DEFAULT_DRAFTER,
+    ),
+]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Decode without drafts.")]
+ColourOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--color-tokens/--no-color-tokens",
+        help="Colour tokens by how they came to be.",
+        show_default="on a terminal",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")]
+
+
+def chosen_drafter(drafter: str | None, plain: bool, given: Given) -> str | None:
+    """The drafter to use, or None for plain decoding.
+
+    Raises:
+        ConfigError: ``--plain`` together with an option that only makes sense with drafts.
+    """
+    if not plain:
+        return DEFAULT_DRAFTER if drafter is None else drafter
+    useless = ["drafter"] if drafter is not None else [name for name in ("k", "max_k") if name in given]
+    if useless:
+        raise ConfigError("nothing is drafted with --plain", field=useless[0], remedy="drop one of the two options")
+    return None
+
+
+@contextlib.contextmanager
+def spinner(message: str) -> Iterator[None]:
+    """A spinner on stderr while something slow happens; nothing where stderr is not a terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(message):
+        yield
+
+
+def open_engine(target: str | LoadedModel, drafter: str | None, given: Given, **defaults: Any) -> Engine:
+    """Loads the target and the drafter."""
+    settings = collect(EngineOptions, given, **defaults)
+    with spinner(f"loading {target if isinstance(target, str) else 'the drafter'} …"):
+        from foredraft import Engine  # torch is imported here, not by --help
+
+        return Engine(target=target, drafter=drafter, **settings)
