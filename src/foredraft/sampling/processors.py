@@ -5,8 +5,8 @@ about the committed part is kept up to date as tokens are committed, so that a s
 long the text is; everything about the paths is added a step at a time.
 
 A **custom processor** is any callable ``(ids: list[int], logits: Tensor) -> Tensor``: the whole prefix of one row and
-its ``[V]`` logits, which it may change in place, to ``[V]`` logits. It is called for every row that is drawn from, for a
-draft or for the target. If its answer depends on more than its arguments, it must also have
+its ``[V]`` logits, which it may change in place, to ``[V]`` logits. It is called for every row that is drawn from, for
+a draft or for the target. If its answer depends on more than its arguments, it must also have
 ``snapshot() -> object`` and ``restore(state)``; it then sees each row of a step once, in order, and after the step its
 state is put back to what it was after the last committed row.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -151,7 +151,7 @@ class Custom:
 
     def __init__(self, processors: Sequence[Processor]) -> None:
         self._processors = processors
-        self._stateful = [processor for processor in processors if isinstance(processor, Stateful)]
+        self._stateful = [cast(Stateful, processor) for processor in processors if isinstance(processor, Stateful)]
         self._committed = self._snapshot()
         self._after_row: list[list[object]] = []
 
