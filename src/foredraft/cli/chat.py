@@ -19,7 +19,7 @@ from foredraft.cli.generate import PANELS
 from foredraft.cli.options import Given, build, schema_options
 from foredraft.cli.stats import Tally, footer
 from foredraft.config import SamplingParams
-from foredraft.errors import ForedraftError
+from foredraft.errors import ConfigError, ForedraftError
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
@@ -55,7 +55,7 @@ class Conversation:
 
     def ask(self, user: str) -> Iterator[StreamDelta]:
         """Streams the answer. An answer that is cut short counts as far as it came; one that fails does not count."""
-        ids = self.engine.tokenizer.chat(self.messages(user))
+        ids = session.tokenizer_of(self.engine).chat(self.messages(user))
         said, result = "", None
         try:
             for delta in self.engine.stream(ids, self.params):
@@ -177,6 +177,8 @@ def chat(
     params = build(SamplingParams, given, **DEFAULTS)
     build(session.EngineOptions, given)
     engine = session.open_engine(target, session.chosen_drafter(drafter, plain, given), given)
+    if not session.tokenizer_of(engine).has_chat_template:
+        raise ConfigError(f"{target} has no chat template", field="target", remedy="use 'foredraft generate'")
     talk = Conversation(engine, params, system)
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not json
     printer = None if json else TokenPrinter(color_tokens)

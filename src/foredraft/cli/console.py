@@ -61,7 +61,8 @@ def print_warning(message: str) -> None:
 def warnings_held() -> Iterator[None]:
     """Keeps warnings back until the end of the block, so that they do not stand in the middle of a sentence."""
     global _held
-    _held = held = []
+    held: list[str] = []
+    _held = held
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from foredraft.cli.console import TokenPrinter, legend, print_json, stderr, stdo
 from foredraft.cli.demo_prompts import PROMPTS, DemoPrompt
 from foredraft.cli.demo_table import Row, Run, print_tables, total_of, verdict
 from foredraft.cli.models import fetch_with_bar
-from foredraft.cli.options import Given, build, collect, schema_options
+from foredraft.cli.options import Given, build, schema_options
 from foredraft.config import SamplingParams
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Pair:
 
     def prompt_ids(self, prompt: DemoPrompt) -> list[int]:
         """The prompt in the model's chat template; as it is for a model without one."""
-        tokenizer = self.plain.tokenizer
+        tokenizer = session.tokenizer_of(self.plain)
         if tokenizer.has_chat_template:
             return tokenizer.chat([{"role": "user", "content": prompt.text}])
         return tokenizer.encode(prompt.text)
@@ -48,12 +48,12 @@ def open_pair(target: str, drafter: str, given: Given) -> Pair:
 
     if catalog.find(target):
         fetch_with_bar(target)
-    with session.spinner(f"loading {target} …"):
-        from foredraft.models.loading import load_model
+    plain = session.open_engine(target, None, given, prefix_reuse=False)
+    from foredraft.models.info import LoadedModel
 
-        model = load_model(target, **collect(session.LoadOptions, given))
-    plain, speculative = (session.open_engine(model, name, given, prefix_reuse=False) for name in (None, drafter))
-    return Pair(plain, speculative)
+    assert plain.target_info is not None  # a target given by name always has one
+    model = LoadedModel(plain.target, plain.tokenizer, plain.target_info)
+    return Pair(plain, session.open_engine(model, drafter, given, prefix_reuse=False))
 
 
 def timed(engine: Engine, ids: list[int], params: SamplingParams, show: OnDelta) -> Run:

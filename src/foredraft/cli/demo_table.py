@@ -124,14 +124,17 @@ def print_tables(rows: Sequence[Row], wall_s: float) -> None:
     everything = Tally([row.speculative.result for row in rows])
     speeds.add_column("prompt", footer="all")
     speeds.add_column("same text\nat T=0", footer=f"{sum(r.first_difference is None for r in rows)} of {len(rows)}")
-    right = {"justify": "right", "vertical": "top"}
-    speeds.add_column("plain\ntok/s", footer=number(total["plain"]["tokens_per_second"], 1), **right)
-    speeds.add_column("specul.\ntok/s", footer=number(total["speculative"]["tokens_per_second"], 1), **right)
-    speeds.add_column("speed-\nup", footer=coloured(total["speed_up"]), **right)
-    speeds.add_column("\nα", footer=number(everything.alpha), **right)
-    speeds.add_column("\nτ", footer=number(everything.tau), **right)
-    speeds.add_column("target\ncalls", footer=str(everything.calls), **right)
-    speeds.add_column("\nsaved", footer=str(everything.calls_saved), **right)
+    columns: dict[str, str | Text] = {
+        "plain\ntok/s": number(total["plain"]["tokens_per_second"], 1),
+        "specul.\ntok/s": number(total["speculative"]["tokens_per_second"], 1),
+        "speed-\nup": coloured(total["speed_up"]),
+        "\nα": number(everything.alpha),
+        "\nτ": number(everything.tau),
+        "target\ncalls": str(everything.calls),
+        "\nsaved": str(everything.calls_saved),
+    }
+    for heading, footer in columns.items():
+        speeds.add_column(heading, footer=footer, justify="right")
     for row, tally in zip(rows, tallies, strict=True):
         rates = [Text(number(run.rate, 1)) for run in (row.plain, row.speculative)]
         figures = [number(tally.alpha), number(tally.tau), str(tally.calls), str(tally.calls_saved)]

@@ -12,7 +12,7 @@ from foredraft.cli import session
 from foredraft.cli.console import TokenPrinter, legend, print_json, print_note, stderr, warnings_held
 from foredraft.cli.options import Given, build, schema_options
 from foredraft.cli.stats import Tally, footer
-from foredraft.config import SamplingParams
+from foredraft.config import SamplingParams, Schema
 from foredraft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEFAULTS = {"max_tokens": 256}
 """Unlike the library, a command should end by itself soon."""
 
-PANELS = {"Sampling": SamplingParams, **session.PANELS}
+PANELS: dict[str, type[Schema]] = {"Sampling": SamplingParams, **session.PANELS}
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
@@ -68,7 +68,7 @@ def generate(
     chosen = session.chosen_drafter(drafter, plain, given)
     text = read_prompt(prompt, file)
     engine = session.open_engine(target, chosen, given)
-    ids: str | list[int] = engine.tokenizer.chat([{"role": "user", "content": text}]) if chat else text
+    ids: str | list[int] = session.tokenizer_of(engine).chat([{"role": "user", "content": text}]) if chat else text
     if json:
         print_json(decode(engine, ids, params).to_dict())
     else:

@@ -41,13 +41,21 @@ def known_options(command: Any) -> set[str]:
 class ForedraftGroup(Group):
     """The root command; every error of every command ends here."""
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = "foredraft",
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
         warnings_as_lines()
         argv = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in argv  # wherever it stands: people add it to the end of a line that failed
         argv = [argument for argument in argv if argument != "--debug"]
         try:
-            code = super().main(argv, *rest, standalone_mode=False, **extra)
+            code = super().main(argv, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.Abort:
             code = EXIT_INTERRUPTED
         except Exception as error:

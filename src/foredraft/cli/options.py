@@ -41,9 +41,10 @@ def field_docs(schema: type[Schema]) -> dict[str, str]:
         body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, doc in zip(body.body, body.body[1:], strict=False):
-            named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-            if named and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
-                docs[field.target.id] = _as_text(str(doc.value.value))  # type: ignore[union-attr]
+            if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+                continue
+            if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+                docs[field.target.id] = _as_text(str(doc.value.value))
     return docs
 
 
@@ -157,10 +158,9 @@ def _parameter(schema: type[Schema], name: str, panel: str, default: Any) -> ins
     shown = default if default is not None else schema.model_fields[name].default
     unset = default is not None and schema.model_fields[name].default is None
     show_default: Any = str(shown) if isinstance(shown, int | float | str) and not several else False
+    annotation: Any = list[str] | None if several else str | None
     if kind is bool:
         flag, annotation, show_default = f"{flag}/--no-{flag[2:]}", bool | None, "on" if shown else "off"
-    else:
-        annotation = list[str] | None if several else str | None
     option = typer.Option(
         flag,
         help=help_text,
@@ -201,7 +201,7 @@ def schema_options(
         parameters = [*own, *generated.values()]
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-        del wrapper.__wrapped__  # type: ignore[attr-defined]
+        del wrapper.__wrapped__
         return wrapper
 
     return decorate

@@ -16,7 +16,8 @@ from foredraft.errors import ConfigError
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
-    from foredraft.models.loading import LoadedModel
+    from foredraft.models.info import LoadedModel
+    from foredraft.models.tokenizer import Tokenizer
 
 DEFAULT_TARGET = "smollm2-135m"
 DEFAULT_DRAFTER = "lookup"
@@ -99,3 +100,15 @@ def open_engine(target: str | LoadedModel, drafter: str | None, given: Given, **
         from foredraft import Engine  # torch is imported here, not by --help
 
         return Engine(target=target, drafter=drafter, **settings)
+
+
+def tokenizer_of(engine: Engine) -> Tokenizer:
+    """The target's tokenizer.
+
+    Raises:
+        ConfigError: The model's files carry none, so there is no text to speak of.
+    """
+    if engine.tokenizer is None:
+        raise ConfigError("the model has no tokenizer", field="target", remedy="use a model that carries one")
+    tokenizer: Tokenizer = engine.tokenizer
+    return tokenizer
