@@ -11,6 +11,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import NFC, NFD
+from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.errors import ModelLoadError
@@ -84,7 +89,7 @@ class TrainedModel:
 
 
 def lab_home() -> Path:
-    """Where checkpoints are kept: ``$FOREDRAFT_HOME/lab``, else ``$XDG_CACHE_HOME/foredraft/lab``, else ``~/.cache``."""
+    """Where checkpoints are kept: ``$FOREDRAFT_HOME/lab``, else ``foredraft/lab`` in the user's cache folder."""
     if home := os.environ.get("FOREDRAFT_HOME"):
         return Path(home) / "lab"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foredraft" / "lab"
@@ -114,7 +119,7 @@ def train_or_reuse(
     torch.manual_seed(seed)
     model = LlamaForCausalLM(spec.config(corpus.vocab_size, schedule.context)).float()
     result = train(model, corpus, schedule, seed=seed, folder=folder, progress=progress or NoProgress())
-    _save(model, folder)
+    _save(model, corpus, folder)
     facts = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "held_out_loss": result.held_out_loss,
@@ -132,12 +137,18 @@ def train_or_reuse(
     return _trained(folder, spec, facts, reused=False)
 
 
-def _save(model: LlamaForCausalLM, folder: Path) -> None:
+def _save(model: LlamaForCausalLM, corpus: Corpus, folder: Path) -> None:
     """Hugging Face's layout; the tied output head is stored once, as the embedding."""
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(folder)
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    unknown = "?" if "?" in corpus.alphabet else " "
+    tokenizer = Tokenizer(WordLevel({c: i for i, c in enumerate(corpus.alphabet)}, unk_token=unknown))
+    tokenizer.normalizer = NFD() if corpus.name == "korean" else NFC()
+    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def _reuse(folder: Path, spec: CharModelSpec) -> TrainedModel:
