@@ -135,7 +135,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, s
             q, k, v, attn_mask=mask, is_causal=causal, scale=shape.attention_scale, enable_gqa=grouped
         )
     group = q.shape[1] // k.shape[1]
-    scores = (q.unflatten(1, (-1, group)) @ k[:, :, None].transpose(-1, -2)) * shape.attention_scale
+    scores = (q.view(q.shape[0], -1, group, *q.shape[2:]) @ k[:, :, None].transpose(-1, -2)) * shape.attention_scale
     scores = (scores / shape.attention_softcap).tanh() * shape.attention_softcap
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
@@ -143,4 +143,5 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, s
     elif mask is not None:
         scores = scores + mask
     exact = torch.promote_types(q.dtype, torch.float32)
-    return (scores.softmax(-1, dtype=exact).to(q.dtype) @ v[:, :, None]).flatten(1, 2)
+    mixed: Tensor = scores.softmax(-1, dtype=exact).to(q.dtype) @ v[:, :, None]
+    return mixed.flatten(1, 2)

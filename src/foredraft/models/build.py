@@ -8,6 +8,7 @@ from torch import Tensor
 from foredraft.models.cache import KVCache
 from foredraft.models.decoder import Decoder, Layer
 from foredraft.models.linear import DenseLinear, Linear, LinearFactory, dense_linear
+from foredraft.models.memory import default_cache_bytes
 from foredraft.models.mlp import GatedMlp, Mlp, MoeMlp
 from foredraft.models.norm import RMSNorm
 from foredraft.models.shape import DecoderShape
@@ -19,7 +20,7 @@ def build_decoder(
     shape: DecoderShape,
     dtype: torch.dtype,
     device: torch.device,
-    cache_bytes: int,
+    cache_bytes: int | None = None,
     max_context: int | None = None,
     make_linear: LinearFactory = dense_linear,
 ) -> Decoder:
@@ -28,10 +29,15 @@ def build_decoder(
     Raises:
         ModelLoadError: A weight is missing, has the wrong shape or cannot be read.
     """
-    longest = shape.max_positions if max_context is None else min(max_context, shape.max_positions)
-    cache = KVCache(shape.layers, shape.kv_heads, shape.head_dim, dtype, device, cache_bytes)
     with torch.inference_mode(False), torch.no_grad():
-        return _Builder(source, shape, dtype, device, make_linear).decoder(cache, longest)
+        builder = _Builder(source, shape, dtype, device, make_linear)
+        embedding, layers, final = builder.embedding(), builder.layers(), builder.final_norm()
+        head = builder.head(embedding)
+    # The default budget is a share of the memory that is free now that the weights are in.
+    budget = default_cache_bytes(device) if cache_bytes is None else cache_bytes
+    cache = KVCache(shape.layers, shape.kv_heads, shape.head_dim, dtype, device, budget)
+    longest = shape.max_positions if max_context is None else min(max_context, shape.max_positions)
+    return Decoder(shape, embedding, layers, final, head, cache, longest)
 
 
 class _Builder:
@@ -46,17 +52,21 @@ class _Builder:
         self._source, self._shape, self._dtype, self._device = source, shape, dtype, device
         self._make_linear = make_linear
 
-    def decoder(self, cache: KVCache, max_context: int) -> Decoder:
+    def embedding(self) -> Tensor:
+        size = (self._shape.vocab_size, self._shape.hidden_size)
+        return require(self._source, "token_embd.weight", size).dense(self._dtype).to(self._device).contiguous()
+
+    def layers(self) -> list[Layer]:
+        return [self._layer(i) for i in range(self._shape.layers)]
+
+    def final_norm(self) -> RMSNorm:
+        return self._norm("output_norm", self._shape.hidden_size)
+
+    def head(self, embedding: Tensor) -> Linear:
         shape = self._shape
-        size = (shape.vocab_size, shape.hidden_size)
-        embedding = require(self._source, "token_embd.weight", size).dense(self._dtype).to(self._device).contiguous()
-        layers = [self._layer(i) for i in range(shape.layers)]
-        final = self._norm("output_norm", shape.hidden_size)
         if shape.tied and self._make_linear is dense_linear:
-            head: Linear = DenseLinear(embedding)  # one copy serves both
-        else:
-            head = self._linear({"token_embd" if shape.tied else "output": shape.vocab_size}, shape.hidden_size, False)
-        return Decoder(shape, embedding, layers, final, head, cache, max_context)
+            return DenseLinear(embedding)  # one copy serves both
+        return self._linear({"token_embd" if shape.tied else "output": shape.vocab_size}, shape.hidden_size, False)
 
     def _layer(self, i: int) -> Layer:
         shape, blk = self._shape, f"blk.{i}."

@@ -105,8 +105,8 @@ class Decoder:
             range(first + segment.logits_from, first + size)
             for segment, size, first in zip(segments, sizes, _starts(sizes), strict=True)
         ]
-        logits = self.logits(_select(x, rows)).split([len(part) for part in rows])
-        return ForwardOutput(list(logits), list(torch.stack(tapped, 1).split(sizes)) if taps else [])
+        logits = torch.split(self.logits(_select(x, rows)), [len(part) for part in rows])
+        return ForwardOutput(list(logits), list(torch.split(torch.stack(tapped, 1), sizes)) if taps else [])
 
     def full(self, tokens: Tensor, taps: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Whole sequences without a cache; differentiable, for training.
@@ -127,13 +127,13 @@ class Decoder:
 
         def whole(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             mask = masks.get(self.shape.windows[layer] or 0)
-            q, k, v = (part.unflatten(0, (batch, length)).transpose(1, 2) for part in (q, k, v))
+            q, k, v = (part.view(batch, length, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
             return attend(q, k, v, mask, mask is None, self.shape).transpose(1, 2).reshape(batch * length, -1)
 
         positions = torch.arange(length, device=self.device).repeat(batch)
         x, tapped = self._run(self.embed(tokens.reshape(-1)), positions, length - 1, whole, taps)
-        logits = self.logits(x).unflatten(0, (batch, length))
-        return logits, torch.stack(tapped, 1).unflatten(0, (batch, length)) if taps else None
+        logits = self.logits(x).view(batch, length, -1)
+        return logits, torch.stack(tapped, 1).view(batch, length, len(taps), -1) if taps else None
 
     def embed(self, tokens: Tensor) -> Tensor:
         """``[N]`` ids -> ``[N, d]`` hidden states that enter the first layer (tap 0)."""

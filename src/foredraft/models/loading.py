@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -13,20 +16,23 @@ from foredraft.models.gguf_file import GGUFFile
 from foredraft.models.info import LoadedModel, ModelInfo
 from foredraft.models.linear import LinearFactory, dense_linear
 from foredraft.models.locate import locate
-from foredraft.models.memory import default_cache_bytes
-from foredraft.models.safetensors_folder import SafetensorsFolder, file_bytes
+from foredraft.models.safetensors_folder import SafetensorsFolder
 from foredraft.models.shape import DecoderShape
 from foredraft.models.shape_config import shape_from_config
 from foredraft.models.shape_gguf import licence, shape_from_gguf
+from foredraft.models.tokenizer import Tokenizer
 from foredraft.models.tokenizer_folder import read_json, tokenizer_from_folder
 from foredraft.models.tokenizer_gguf import tokenizer_from_gguf
 from foredraft.models.weights import TensorSource
+
+if TYPE_CHECKING:
+    from foredraft.models.hf import HfTarget
 
 __all__ = ["DtypeName", "LoadedModel", "ModelInfo", "load_model"]
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float64", "float16"]
 
-_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float64", "float16")}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64, "float16": torch.float16}
 
 
 def load_model(
@@ -61,84 +67,119 @@ def load_model(
     kind = _dtype(dtype, where)
     if max_context is not None and max_context < 1:
         raise ConfigError(f"must be at least 1 (got {max_context})", field="max_context")
-    path = locate(spec)
-    if path.suffix == ".gguf":
-        file = GGUFFile(path)
-        source: TensorSource = file
-        shape = shape_from_gguf(file)
-        name = str(file.metadata.get("general.name") or path.stem)
-        tokenizer, terms = tokenizer_from_gguf(file.metadata, str(path)), licence(file.metadata)
-        size = path.stat().st_size
-    else:
-        config = read_json(path / "config.json")
-        try:
-            shape = shape_from_config(config)
-        except UnsupportedModelError as reason:
-            return _by_adapter(path, kind, where, max_context, layers, trust_remote_code, reason)
-        source = SafetensorsFolder(path, shape.sandwich_norms)
-        name, terms, size = path.name, None, file_bytes(path)
-        tokenizer = tokenizer_from_folder(path)
-    shape = shape if layers is None else shape.truncated(layers)
-    budget = default_cache_bytes(where) if cache_bytes is None else cache_bytes
-    target = build_decoder(source, shape, kind, where, budget, max_context, make_linear)
+    parts = _open(locate(spec))
+    if isinstance(parts.shape, UnsupportedModelError):
+        if layers is not None:
+            raise UnsupportedModelError(
+                f"cannot drop layers of this model ({parts.shape})", field="layers", remedy="use a Llama-family model"
+            )
+        from foredraft.models.hf import load_hf
+
+        budget = {} if cache_bytes is None else {"cache_bytes": cache_bytes}
+        other = load_hf(str(parts.path), kind, str(where), max_context, trust_remote_code, **budget)
+        return LoadedModel(other, parts.tokenizer(), _adapter_info(parts, other))
+    shape = parts.shape if layers is None else parts.shape.truncated(layers)
+    with _one_thread():
+        target = build_decoder(parts.source(), shape, kind, where, cache_bytes, max_context, make_linear)
+        tokenizer = parts.tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ModelLoadError(
             f"its tokenizer has {tokenizer.vocab_size} tokens, its logits only {target.vocab_size}",
-            field=str(path),
+            field=str(parts.path),
             remedy="check that tokenizer and weights belong to one model",
         )
     info = ModelInfo(
-        name=name,
-        path=path,
+        name=parts.name,
+        path=parts.path,
         architecture=shape.architecture,
         layers=shape.layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
-        parameters=count_parameters(shape),
-        dtype=str(kind).removeprefix("torch."),
-        file_bytes=size,
-        licence=terms,
+        parameters=shape.parameters,
+        dtype=_name(kind),
+        file_bytes=parts.bytes,
+        licence=parts.licence,
     )
     return LoadedModel(target, tokenizer, info)
 
 
-def count_parameters(shape: DecoderShape) -> int:
-    """Numbers in the model's weights, a tied LM head counted once."""
-    d, width, kv_width = shape.hidden_size, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    attention = 2 * d * width + 2 * d * kv_width
-    attention += (width + 2 * kv_width) * shape.qkv_bias + d * shape.out_bias + 2 * shape.head_dim * shape.qk_norm
-    norms = d * (4 if shape.sandwich_norms else 2)
-    total = shape.vocab_size * d * (1 if shape.tied else 2) + d
-    for layer in range(shape.layers):
-        mlp = 3 * d * shape.intermediate_size + (2 * shape.intermediate_size + d) * shape.mlp_bias
-        if shape.moe is not None and shape.is_moe(layer):
-            moe = shape.moe
-            mlp = moe.experts * (3 * d * moe.intermediate + d)
-            mlp += 3 * d * moe.shared_intermediate + d if moe.shared_intermediate else 0
-        total += attention + norms + mlp
-    return total
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A file or folder, opened: its shape (or why the decoder cannot run it), weights and tokenizer when asked for."""
+
+    path: Path
+    name: str
+    architecture: str
+    shape: DecoderShape | UnsupportedModelError
+    source: Callable[[], TensorSource]
+    tokenizer: Callable[[], Tokenizer | None]
+    bytes: int
+    licence: str | None
 
 
-def _by_adapter(
-    path: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_context: int | None,
-    layers: int | None,
-    trust_remote_code: bool,
-    reason: UnsupportedModelError,
-) -> LoadedModel:
-    """Models outside the families run through transformers, if they can be run losslessly there."""
-    if layers is not None:
-        raise UnsupportedModelError(
-            f"cannot drop layers of this model ({reason})", field="layers", remedy="use a Llama-family model"
-        ) from None
-    from foredraft.models.hf import load_hf
+def _open(path: Path) -> _Parts:
+    if path.suffix == ".gguf":
+        file = GGUFFile(path)
+        return _Parts(
+            path,
+            name=str(file.metadata.get("general.name") or path.stem),
+            architecture=str(file.metadata.get("general.architecture")),
+            shape=_try(lambda: shape_from_gguf(file)),
+            source=lambda: file,
+            tokenizer=lambda: tokenizer_from_gguf(file.metadata, str(path)),
+            bytes=path.stat().st_size,
+            licence=licence(file.metadata),
+        )
+    config = read_json(path / "config.json")
+    shape = _try(lambda: shape_from_config(config))
+    sandwich = isinstance(shape, DecoderShape) and shape.sandwich_norms
+    return _Parts(
+        path,
+        name=path.name,
+        architecture=str(config.get("model_type")),
+        shape=shape,
+        source=lambda: SafetensorsFolder(path, sandwich),
+        tokenizer=lambda: tokenizer_from_folder(path),
+        bytes=sum(file.stat().st_size for file in path.glob("*.safetensors")),
+        licence=None,
+    )
 
-    loaded: Any = load_hf(path, dtype, device, max_context, trust_remote_code)
-    if not isinstance(loaded, LoadedModel):
-        raise UnsupportedModelError(str(reason), field=str(path))
-    return loaded
+
+def _try(read: Callable[[], DecoderShape]) -> DecoderShape | UnsupportedModelError:
+    try:
+        return read()
+    except UnsupportedModelError as reason:
+        return reason
+
+
+def _adapter_info(parts: _Parts, target: HfTarget) -> ModelInfo:
+    return ModelInfo(
+        name=parts.name,
+        path=parts.path,
+        architecture=parts.architecture,
+        layers=target.config.num_hidden_layers,
+        hidden_size=target.config.hidden_size,
+        vocab_size=target.vocab_size,
+        parameters=sum(tensor.numel() for tensor in target.model.parameters()),
+        dtype=_name(target.dtype),
+        file_bytes=parts.bytes,
+        licence=parts.licence,
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Reading weights is bound by memory; torch's threads only get in each other's way, badly on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _device(name: str) -> torch.device:

@@ -61,7 +61,7 @@ class MoeMlp:
             weights = weights / weights.sum(-1, keepdim=True)
         weights = weights.to(x.dtype)
         mixed = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
+        for expert in sorted(set(chosen.flatten().tolist())):
             rows, place = (chosen == expert).nonzero(as_tuple=True)
             mixed = mixed.index_add(0, rows, self.experts[expert](x[rows]) * weights[rows, place, None])
         if self.shared is not None and self.shared_gate is not None:

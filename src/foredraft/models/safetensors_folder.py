@@ -56,7 +56,7 @@ class SafetensorsFolder:
         self._files: dict[str, Any] = {}
         for file in _files(path):
             try:
-                opened = safe_open(file, framework="pt")
+                opened: Any = safe_open(file, framework="pt")
                 names = opened.keys()
             except (SafetensorError, OSError) as error:
                 raise ModelLoadError(
@@ -110,16 +110,6 @@ class SafetensorsFolder:
             return stored
 
         return Weight(name, tuple(file.get_slice(name).get_shape()), read)
-
-    @property
-    def names(self) -> set[str]:
-        """Names of every tensor in the files."""
-        return set(self._files)
-
-
-def file_bytes(path: Path) -> int:
-    """Bytes of the folder's weights."""
-    return sum(file.stat().st_size for file in _files(path))
 
 
 def _files(path: Path) -> list[Path]:

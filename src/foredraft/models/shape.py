@@ -100,9 +100,20 @@ class DecoderShape:
         return len(self.windows)
 
     @property
-    def kv_values_per_token(self) -> int:
-        """Numbers that the KV cache keeps for one token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+    def parameters(self) -> int:
+        """Numbers in the model's weights, a tied LM head counted once."""
+        d, width, kv_width = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 2 * d * (width + kv_width) + 2 * self.head_dim * self.qk_norm
+        attention += (width + 2 * kv_width) * self.qkv_bias + d * self.out_bias
+        dense = 3 * d * self.intermediate_size + (2 * self.intermediate_size + d) * self.mlp_bias
+        total = self.vocab_size * d * (1 if self.tied else 2) + d
+        for layer in range(self.layers):
+            mlp = dense
+            if self.moe is not None and self.is_moe(layer):
+                mlp = self.moe.experts * (3 * d * self.moe.intermediate + d)
+                mlp += 3 * d * self.moe.shared_intermediate + d if self.moe.shared_intermediate else 0
+            total += attention + mlp + d * (4 if self.sandwich_norms else 2)
+        return total
 
     def is_moe(self, layer: int) -> bool:
         return self.moe is not None and layer not in self.moe.dense_layers

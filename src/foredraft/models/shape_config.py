@@ -41,7 +41,7 @@ _OWN = {
     },
 }
 _OWN["qwen3_moe"] = _OWN["qwen2_moe"] - {"shared_expert_intermediate_size", "qkv_bias"}
-_MEANINGLESS = (None, False, "", (), [], {})
+_MEANINGLESS: tuple[Any, ...] = (None, False, "", (), [], {})
 """Values that leave a feature off, whatever it is."""
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -77,7 +77,6 @@ def _shape(name: str, config: Mapping[str, Any]) -> DecoderShape:
     windows, gemma = _windows(name, config, layers), name in _GEMMA
     rope, rope_local = _ropes(name, config, head_dim)
     bias = bool(config.get("attention_bias", False))
-    softcaps = {"gemma2": (50.0, 30.0)}.get(name, (None, None))
     return DecoderShape(
         architecture=name,
         vocab_size=config["vocab_size"],
@@ -101,16 +100,19 @@ def _shape(name: str, config: Mapping[str, Any]) -> DecoderShape:
         sandwich_norms=name in {"gemma2", "gemma3_text"},
         norm_plus_one=gemma,
         embedding_scale=d**0.5 if gemma else 1.0,
-        attention_softcap=config.get("attn_logit_softcapping", softcaps[0]) if name == "gemma2" else _no_cap(config),
-        logit_softcap=config.get("final_logit_softcapping", softcaps[1]),
+        attention_softcap=_attention_softcap(name, config),
+        logit_softcap=config.get("final_logit_softcapping", 30.0 if name == "gemma2" else None),
         moe=_moe(name, config, layers) if name in _MOE else None,
     )
 
 
-def _no_cap(config: Mapping[str, Any]) -> None:
-    """Gemma 3 kept the key and dropped the feature; transformers ignores it, we refuse it."""
-    if config.get("attn_logit_softcapping") is not None:
+def _attention_softcap(name: str, config: Mapping[str, Any]) -> float | None:
+    if name == "gemma2":
+        cap: float | None = config.get("attn_logit_softcapping", 50.0)
+        return cap
+    if config.get("attn_logit_softcapping") is not None:  # Gemma 3 kept the key and dropped the feature
         raise UnsupportedModelError("is not defined for this model type", field="attn_logit_softcapping")
+    return None
 
 
 def _activation(name: str, config: Mapping[str, Any]) -> Activation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,7 +58,6 @@ def shape_from_gguf(file: GGUFFile) -> DecoderShape:
         raise UnsupportedModelError("value heads or rotated parts narrower than key heads", field=str(file.path))
     layers, gemma = keys("block_count"), name in _GEMMA
     max_positions = keys("context_length")
-    local = Rope(make_rope({"rope_theta": 1e4}, head_dim, max_positions).inverse_frequencies)
     sandwich = name in {"gemma2", "gemma3"}
     return DecoderShape(
         architecture=name,
@@ -69,7 +69,7 @@ def shape_from_gguf(file: GGUFFile) -> DecoderShape:
         head_dim=head_dim,
         windows=_windows(name, keys, layers),
         rope=_rope(file, keys, head_dim, max_positions, 1e6 if name == "gemma3" else 1e4),
-        rope_local=local if name == "gemma3" else None,
+        rope_local=make_rope({"rope_theta": 1e4}, head_dim, max_positions) if name == "gemma3" else None,
         norm_eps=keys("attention.layer_norm_rms_epsilon"),
         max_positions=max_positions,
         tied="output.weight" not in file.tensors,
@@ -97,7 +97,8 @@ def _final_softcap(name: str, keys: _Keys) -> float | None:
 def _attention_scale(name: str, d: int, heads: int, head_dim: int, layers: int) -> float:
     """GGUF does not store Gemma's query scale; the two largest models divide by the square root of d / heads."""
     largest = {"gemma2": 46, "gemma3": 62}.get(name)
-    return float(d // heads if layers == largest else head_dim) ** -0.5
+    width = d // heads if layers == largest else head_dim
+    return 1 / math.sqrt(width)
 
 
 def _windows(name: str, keys: _Keys, layers: int) -> tuple[int | None, ...]:
