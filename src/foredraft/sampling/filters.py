@@ -1,122 +1,133 @@
-"""The filters of sampling as pure functions on rows: logits or probabilities in, probabilities out.
+"""The filters of sampling as pure functions: which tokens of a row stay.
 
-They are applied in the order of :class:`~foredraft.config.SamplingParams`: temperature, top-k, top-p, min-p,
-typical-p; each sees what the previous one left, renormalised. float32 in gives float32 out, float64 gives
-float64. Ties are never broken by chance: among equally likely tokens the lowest ids are kept.
+They are applied in the order of :class:`~foredraft.config.SamplingParams`: temperature, top-k, top-p, min-p, typical-p;
+each sees what the previous one left, renormalised. float32 in gives float32 out, float64 gives float64.
+
+A filter takes one row of probabilities ``[m]`` that sum to one and returns the indices that it keeps, ascending, at
+least one. Ties are never broken by chance: among equally likely tokens the lowest ids are kept. Since survivors stay in
+the order of their ids, a filter may be applied to them alone, and ties fall as they would in the whole row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.config import GREEDY_BELOW, SamplingParams
 
-_SHORTLIST = 1024
-"""Tokens that top-p and typical-p sort at first."""
+# Rows are numpy arrays here, because numpy sorts and searches them several times faster than torch on a CPU.
+Row = NDArray[Any]
+"""``[m]`` probabilities, float32 or float64."""
+Ids = NDArray[np.intp]
+Filter = Callable[[Row], Ids]
 
-
-def one_hot(logits: Tensor) -> Tensor:
-    """``[n, V]`` -> all mass on the argmax of each row, the lowest id on ties."""
-    return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-
-
-def softmax(logits: Tensor, temperature: float) -> Tensor:
-    """``[n, V]`` logits -> probabilities at a temperature; one-hot at the argmax under ``GREEDY_BELOW``."""
-    if temperature < GREEDY_BELOW:
-        return one_hot(logits)
-    if temperature == 1.0:
-        return torch.softmax(logits, -1)
-    # Shifted first, so that a low temperature cannot overflow.
-    return torch.softmax((logits - logits.amax(-1, keepdim=True)).div_(temperature), -1)
-
-
-def top_k(probs: Tensor, k: int) -> Tensor:
-    """Keeps exactly the k likeliest tokens (fewer only where fewer have mass). ``probs``: ``[n, V]``."""
-    if k == 0 or k >= probs.shape[-1]:
-        return probs
-    ids = top_k_ids(probs, k)
-    kept = probs.gather(-1, ids)
-    return torch.zeros_like(probs).scatter_(-1, ids, kept / kept.sum(-1, keepdim=True))
-
-
-def top_k_ids(probs: Tensor, k: int) -> Tensor:
-    """``[n, V]`` -> ``[n, k]`` ids of the k likeliest tokens, ascending; ties at the boundary go to the lowest ids."""
-    values, ids = probs.topk(k + 1, dim=-1)
-    ids = ids[:, :k].sort(-1).values
-    for row in (values[:, k - 1] == values[:, k]).nonzero().flatten().tolist():
-        above = (probs[row] > values[row, k]).nonzero().flatten()
-        level = (probs[row] == values[row, k]).nonzero().flatten()[: k - above.shape[0]]
-        ids[row] = torch.cat((above, level)).sort().values
-    return ids
-
-
-def top_p(probs: Tensor, p: float) -> Tensor:
-    """Keeps the smallest set of likeliest tokens whose probability reaches p. ``probs``: ``[n, V]``, rows sum to 1.
-
-    A token is kept while the float64 sum of all tokens before it, likeliest first, is below p.
-    """
-    if p >= 1.0:
-        return probs
-    return _renormalise(torch.stack([_cover(row, row, p) for row in probs]))
-
-
-def min_p(probs: Tensor, p: float) -> Tensor:
-    """Keeps tokens at least p times as likely as the likeliest. ``probs``: ``[n, V]``."""
-    if p <= 0.0:
-        return probs
-    return _renormalise(probs.masked_fill(probs < p * probs.amax(-1, keepdim=True), 0.0))
-
-
-def typical_p(probs: Tensor, p: float) -> Tensor:
-    """Keeps mass p of the tokens whose surprisal is nearest to the entropy (arXiv 2202.00666). ``probs``: ``[n, V]``.
-
-    A token is kept while the float64 sum of all tokens before it, nearest first, is below p.
-    """
-    if p >= 1.0:
-        return probs
-    surprisal = -probs.log()
-    entropy = torch.special.entr(probs).sum(-1, keepdim=True)
-    nearness = -(surprisal - entropy).abs()  # -inf without mass
-    return _renormalise(torch.stack([_cover(*rows, p) for rows in zip(nearness, probs, strict=True)]))
+_SHORTLIST = 4096
+"""Best tokens that typical-p tries to do with before it sorts a whole row."""
 
 
 def filtered(logits: Tensor, params: SamplingParams) -> Tensor:
-    """``[n, V]`` processed logits, at least one finite a row and none NaN or +inf -> the ``[n, V]`` law."""
+    """``[n, V]`` processed logits -> the ``[n, V]`` law of each row.
+
+    Args:
+        logits: Rows without NaN and +inf, with at least one finite number. Not changed.
+        params: Where temperature and filters are read from.
+    """
     probs = softmax(logits, params.temperature)
-    if params.greedy:
+    filters = active_filters(params)
+    if not filters:
         return probs
-    if not 0 < params.top_k < probs.shape[-1]:
-        return _after_top_k(probs, params)
-    # Compact: the other filters only see the survivors, in order of id, which keeps every tie as it would be.
-    ids = top_k_ids(probs, params.top_k)
-    kept = probs.gather(-1, ids)
-    kept = _after_top_k(kept / kept.sum(-1, keepdim=True), params)
-    return torch.zeros_like(probs).scatter_(-1, ids, kept)
+    on_host = probs.cpu()
+    for row in on_host.numpy():
+        ids, kept = apply_filters(row, filters)
+        row.fill(0.0)
+        row[ids] = kept
+    return on_host.to(probs.device)
 
 
-def _after_top_k(probs: Tensor, params: SamplingParams) -> Tensor:
-    return typical_p(min_p(top_p(probs, params.top_p), params.min_p), params.typical_p)
+def softmax(logits: Tensor, temperature: float) -> Tensor:
+    """``[n, V]`` logits -> probabilities; under ``GREEDY_BELOW`` one-hot at the argmax, lowest id on ties."""
+    if temperature < GREEDY_BELOW:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    if temperature == 1.0:
+        return torch.softmax(logits, -1)
+    # Shifted first, so that a low temperature cannot overflow; in place, because fresh pages cost more than the sums.
+    probs = (logits - logits.amax(-1, keepdim=True)).div_(temperature).exp_()
+    return probs.div_(probs.sum(-1, keepdim=True))
 
 
-def _cover(score: Tensor, weight: Tensor, mass: float) -> Tensor:
-    """``[V]`` weights of the fewest best-scored tokens whose weight reaches ``mass``, zero elsewhere."""
-    best = None
-    if score.shape[0] > 4 * _SHORTLIST:
-        # Nearly always a short list of the best scores reaches the mass, and only that is sorted. It holds every
-        # token above a floor, hence its order is the beginning of the full order.
-        floor = float(np.partition(score.detach().cpu().numpy(), -_SHORTLIST)[-_SHORTLIST])
-        best = (score > floor).nonzero().flatten()
-        if float(weight[best].sum(dtype=torch.float64)) < mass:
-            best = None
-    if best is None:
-        best = torch.arange(score.shape[0], device=score.device)
-    order = best[score[best].sort(descending=True, stable=True).indices]
-    reached = weight[order].cumsum(0, dtype=torch.float64)
-    order = order[: int(torch.searchsorted(reached, mass)) + 1]
-    return torch.zeros_like(weight).scatter_(0, order, weight[order])
+def active_filters(params: SamplingParams) -> list[Filter]:
+    """The filters that may remove something, in their order."""
+    filters: list[Filter] = []
+    if params.greedy:
+        return filters
+    if params.top_k > 0:
+        filters.append(partial(top_k, k=params.top_k))
+    if params.top_p < 1.0:
+        filters.append(partial(top_p, p=params.top_p))
+    if params.min_p > 0.0:
+        filters.append(partial(min_p, p=params.min_p))
+    if params.typical_p < 1.0:
+        filters.append(partial(typical_p, p=params.typical_p))
+    return filters
 
 
-def _renormalise(probs: Tensor) -> Tensor:
-    return probs / probs.sum(-1, keepdim=True)
+def apply_filters(row: Row, filters: list[Filter]) -> tuple[Ids, Row]:
+    """``[V]`` -> ids of the tokens that pass every filter, ascending, and their renormalised probabilities."""
+    ids = np.arange(row.shape[0])
+    for keep in filters:
+        passed = keep(row)
+        ids, row = ids[passed], row[passed]
+        row = row / row.sum()
+    return ids, row
+
+
+def top_k(row: Row, k: int) -> Ids:
+    """The k likeliest tokens, exactly k; all if there are fewer."""
+    if k >= row.shape[0]:
+        return np.arange(row.shape[0])
+    least = np.partition(row, -k)[-k]
+    ids = np.flatnonzero(row >= least)
+    if ids.shape[0] > k:
+        above, level = np.flatnonzero(row > least), np.flatnonzero(row == least)
+        ids = np.sort(np.concatenate((above, level[: k - above.shape[0]])))
+    return ids
+
+
+def top_p(row: Row, p: float) -> Ids:
+    """The fewest likeliest tokens whose probability reaches p.
+
+    A token is kept while the float64 sum of all tokens before it, likeliest first, is below p.
+    """
+    reached = np.cumsum(np.sort(row)[::-1], dtype=np.float64)
+    return top_k(row, int(np.searchsorted(reached, p)) + 1)
+
+
+def min_p(row: Row, p: float) -> Ids:
+    """Tokens at least p times as likely as the likeliest."""
+    return np.flatnonzero(row >= p * row.max())
+
+
+def typical_p(row: Row, p: float) -> Ids:
+    """The fewest tokens with surprisal nearest to the entropy whose probability reaches p (arXiv 2202.00666).
+
+    A token is kept while the float64 sum of all tokens before it, nearest first, is below p.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        surprisal = -np.log(row)
+        entropy = np.sum(row * surprisal, where=row > 0)
+    distance = np.abs(surprisal - entropy)  # infinite without mass
+    near = np.arange(row.shape[0])
+    if row.shape[0] > 2 * _SHORTLIST:
+        # The list holds every token under some distance, hence its order is the beginning of the full order.
+        short = np.flatnonzero(distance < np.partition(distance, _SHORTLIST)[_SHORTLIST])
+        if row[short].sum(dtype=np.float64) >= p:
+            near = short
+    near = near[np.argsort(distance[near], kind="stable")]
+    reached = np.cumsum(row[near], dtype=np.float64)
+    return np.sort(near[: int(np.searchsorted(reached, p)) + 1])

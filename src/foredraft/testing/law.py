@@ -191,9 +191,10 @@ class _Races(Sequence[Tensor]):
 
     def __getitem__(self, row: Any) -> Any:
         if row not in self._rows:
-            winners = self._p[row].nonzero().flatten().tolist()
-            winner = winners[self._fork.decide(self._p[row][winners].tolist())]
+            weights = self._p[row].tolist()
+            winners = [x for x, weight in enumerate(weights) if weight > 0.0]
+            winner = winners[self._fork.decide([weights[x] for x in winners])]
             noise = torch.ones_like(self._p[row])
-            noise[winner] = 1e-9 * self._p[row][winner]
+            noise[winner] = 1e-9 * weights[winner]
             self._rows[row] = noise
         return self._rows[row]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from foredraft.errors import ConfigError, DrafterError, NumericalError
@@ -24,7 +23,7 @@ def check_chain(draft: Draft, rows: int, numbers: int) -> None:
 
 def target_mass(p: Tensor) -> list[float]:
     """``[k+1, V]`` -> the sum of each row, near one. Raises NumericalError if a row is not a law."""
-    for row, mass in enumerate(sums := p.sum(-1, dtype=torch.float64).tolist()):
+    for row, mass in enumerate(sums := p.sum(-1).tolist()):
         if not abs(mass - 1.0) < _TOLERANCE:
             raise NumericalError(f"row {row} of the target's probabilities sums to {mass}", field="p")
     return sums
@@ -38,7 +37,7 @@ def draft_mass(draft: Draft, vocab_size: int) -> list[float]:
         return [1.0] * draft.k
     if draft.q.shape != (draft.k, vocab_size):
         raise DrafterError(f"q has shape {tuple(draft.q.shape)}, not ({draft.k}, {vocab_size})", field="q")
-    for row, mass in enumerate(sums := draft.q.sum(-1, dtype=torch.float64).tolist()):
+    for row, mass in enumerate(sums := draft.q.sum(-1).tolist()):
         if not abs(mass - 1.0) < _TOLERANCE:
             raise DrafterError(f"row {row} of q sums to {mass}, so it is not a law", field="q")
         if not draft.q[row, draft.tokens[row]] > 0:
@@ -47,7 +46,7 @@ def draft_mass(draft: Draft, vocab_size: int) -> list[float]:
 
 
 def ratios(draft: Draft, p: Tensor) -> list[float]:
-    """``p_i(x_i) / q_i(x_i)`` of the k drafted tokens, rows of p and q scaled to sum to one in float64."""
+    """``p_i(x_i) / q_i(x_i)`` of the k drafted tokens, rows of p and q scaled to sum to one."""
     of_p, of_q = target_mass(p), draft_mass(draft, p.shape[-1])
     out = []
     for i, token in enumerate(draft.tokens):

@@ -7,9 +7,9 @@ kept. Write A_i for "at least i tokens are accepted". The rule is built so that 
 
 Given that prefix, a mass ``q_{i+1}(x) b_{i+1} = min(q_{i+1}(x), b_i p_{i+1}(x))`` goes on with token x. The target
 wants ``b_i p_{i+1}(x)``, so corrections must add ``max(b_i p_{i+1}(x) - q_{i+1}(x), 0)``, in total r_i. Exactly i
-tokens must therefore be accepted with probability r_i, out of the drafts whose continuation was not accepted, and these have
-probability ``1 - Σ min(q, b_i p) = 1 - b_i + r_i``. The quotient ``h_i = r_i / (r_i + 1 - b_i)`` is the probability of
-stopping at i given that nothing longer was accepted; ``h_k = b_k``.
+tokens must therefore be accepted with probability r_i, out of the drafts whose continuation was not accepted; these
+have probability ``1 - Σ min(q, b_i p) = 1 - b_i + r_i``. The quotient ``h_i = r_i / (r_i + 1 - b_i)`` is the
+probability of stopping at i given that nothing longer was accepted; ``h_k = b_k``.
 
 Token-wise rejection keeps ``Π min(1, p/q)`` of a prefix, which is never more than b_i.
 """
