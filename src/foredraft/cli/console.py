@@ -30,8 +30,14 @@ KIND_MEANINGS = {
 }
 
 
-def stdout() -> Console:
-    return Console(highlight=False)
+class _Stdout(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves the decision to the command line's one place for errors; rich would exit with code 1 here."""
+        raise BrokenPipeError
+
+
+def stdout(force_terminal: bool | None = None) -> Console:
+    return _Stdout(highlight=False, force_terminal=force_terminal)
 
 
 def stderr() -> Console:
@@ -162,7 +168,7 @@ class TokenPrinter:
     """
 
     def __init__(self, colour: bool | None = None) -> None:
-        self.console = Console(highlight=False, force_terminal=True) if colour else stdout()
+        self.console = stdout(force_terminal=True if colour else None)
         self.colour = self.console.is_terminal if colour is None else colour
         self.at_line_start = True
 
