@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,9 @@ class GGUFFile:
             return None
         if expert is not None:
             size = entry.nbytes // entry.shape[0]
-            entry = TensorEntry(entry.kind, entry.shape[1:], entry.offset + expert * size, size)
+            entry = replace(entry, shape=entry.shape[1:], offset=entry.offset + expert * size, nbytes=size)
+        if name.endswith("ffn_gate_inp_shexp.weight") and len(entry.shape) == 1:  # its one row is stored flat
+            entry = replace(entry, shape=(1, *entry.shape))
         read_quantised: Callable[[], Quantised] | None = None
         if entry.kind not in _PLAIN:
 
