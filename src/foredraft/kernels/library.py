@@ -1,0 +1,98 @@
+"""Loads the compiled kernels, if the installation has them, into torch's own thread pool.
+
+The library links no OpenMP runtime of its own: its ``GOMP_*`` symbols resolve to the copy that torch has loaded
+already, because two OpenMP pools in one process slow each other many times over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import c_int, c_long, c_size_t, c_void_p
+from pathlib import Path
+
+import torch  # noqa: F401  (must be loaded before the library: it brings the OpenMP runtime)
+
+from foredraft.errors import ConfigError
+
+LIBRARY = Path(__file__).with_name("_foredraft_kernels.so")
+"""Where the build puts the library."""
+
+ABI = 1
+"""Must equal ``fd_abi()``: a library left over from an older build is refused, not called."""
+
+SWITCH = "FOREDRAFT_KERNELS"
+"""Environment variable: ``auto`` (default), ``portable`` (no vector instructions) or ``off`` (torch only)."""
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "fd_abi": (c_int, []),
+    "fd_isa": (c_int, []),
+    "fd_format": (c_int, [c_int]),
+    "fd_packed_bytes": (c_size_t, [c_int, c_long, c_long]),
+    "fd_pack": (None, [c_int, c_void_p, c_long, c_long, c_void_p]),
+    "fd_rows": (None, [c_int, c_void_p, c_long, c_void_p, c_long, c_void_p]),
+    "fd_linear": (
+        c_int,
+        [c_int, c_void_p, c_long, c_long, c_void_p, c_long, c_long, c_void_p, c_void_p, c_long, c_int, c_int, c_int],
+    ),
+}
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """The library and an empty string, or ``None`` and why."""
+    mode = _mode()
+    if mode == "off":
+        return None, f"switched off by {SWITCH}=off"
+    if not LIBRARY.exists():
+        return None, f"{LIBRARY.name} was not built (no C++ compiler when foredraft was installed?)"
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        return None, f"{LIBRARY.name} does not load: {error}"
+    if library.fd_abi() != ABI:
+        return None, f"{LIBRARY.name} is of another version (ABI {library.fd_abi()}, {ABI} is wanted); install again"
+    return library, ""
+
+
+def _mode() -> str:
+    mode = os.environ.get(SWITCH, "auto")
+    if mode not in ("auto", "portable", "off"):
+        raise ConfigError(f"unknown value {mode!r}", field=SWITCH, remedy="use auto, portable or off")
+    return mode
+
+
+def available() -> bool:
+    """Whether the compiled kernels are in use; if not, torch does the same sums more slowly."""
+    return _load()[0] is not None
+
+
+def why_unavailable() -> str:
+    """The reason in one sentence; empty if the kernels are in use."""
+    return _load()[1]
+
+
+def library() -> ctypes.CDLL:
+    """The loaded library. Raises ConfigError if there is none."""
+    loaded, reason = _load()
+    if loaded is None:
+        raise ConfigError(f"the compiled kernels are not in use: {reason}", field="kernels")
+    return loaded
+
+
+@functools.cache
+def isa() -> int:
+    """Instruction set in use: 1 is AVX2 with FMA, 0 the portable path, which gives the same bits."""
+    return 0 if _mode() == "portable" else int(library().fd_isa())
+
+
+def isa_name() -> str:
+    """``"avx2"``, ``"portable"``, or ``"torch"`` if the library is not in use."""
+    return ("portable", "avx2")[isa()] if available() else "torch"
+
+
+__all__ = ["ABI", "LIBRARY", "SWITCH", "available", "isa", "isa_name", "library", "why_unavailable"]
