@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,7 +82,7 @@ QUICK = Plan(
     rounds=2,
     tokens=16,
     positions=24,
-    samples=1_000,
+    samples=500,
     batches=(1, 4),
     batch_rounds=2,
 )
@@ -171,7 +172,7 @@ def study(plan: Plan, corpus: str, seed: int, retrain: bool, quick: bool, progre
         batches=batches,
         strips=strips(target, drafter, held_out, text, k=STRIP_K, n=10, context=CONTEXT, seed=seed),
         seconds=seconds,
-        provenance=provenance(),
+        provenance=json.loads(json.dumps(provenance(measure=not quick))),
     )
 
 

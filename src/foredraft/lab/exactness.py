@@ -23,7 +23,7 @@ from foredraft.lab.stats import Law, mean_interval, sampling_noise, total_variat
 from foredraft.models.base import Target
 from foredraft.sampling.draw import draw, race
 from foredraft.sampling.noise import RequestNoise
-from foredraft.types import Draft
+from foredraft.types import Draft, Verdict
 
 DRAFT_LENGTH = 2
 SIMULATIONS = 2_000
@@ -45,6 +45,7 @@ class PrefixLaws:
     def __post_init__(self) -> None:
         self.p: dict[tuple[int, ...], Tensor] = {}
         self.q: dict[tuple[int, ...], Tensor] = {}
+        self._judged: dict[tuple[int, ...], tuple[Draft, Tensor]] = {}
 
     def need(self, prefixes: set[tuple[int, ...]], drafts_go_on: bool) -> None:
         """Computes what is missing: p, and q too where the draft goes on from these prefixes."""
@@ -53,6 +54,14 @@ class PrefixLaws:
             if missing:
                 rows = last_laws(model, [[*self.context, *prefix] for prefix in missing])
                 laws.update(zip(missing, rows, strict=True))
+
+    def judged(self, tokens: tuple[int, ...]) -> tuple[Draft, Tensor]:
+        """A draft of these tokens with its q, and the ``[k+1, V]`` rows that judge it."""
+        if tokens not in self._judged:
+            q = torch.stack([self.q[tokens[:i]] for i in range(len(tokens))])
+            p = torch.stack([self.p[tokens[:i]] for i in range(len(tokens) + 1)])
+            self._judged[tokens] = (Draft(tokens, q), p)
+        return self._judged[tokens]
 
 
 def table_c(
@@ -127,14 +136,12 @@ def _speculative(name: str, laws: PrefixLaws, uniforms: Sequence[Sequence[float]
         drafts = [(*t, draw(laws.q[t], row[depth])) for t, row in zip(drafts, uniforms, strict=True)]
     laws.need(set(drafts), drafts_go_on=False)
     for tokens, row in zip(drafts, uniforms, strict=True):
+        draft, p = laws.judged(tokens)
         accept, last = row[DRAFT_LENGTH:-1], row[-1]
-        draft = Draft(tokens, torch.stack([laws.q[tokens[:i]] for i in range(DRAFT_LENGTH)]))
         if name == "naive":
-            yield _naive(draft, laws.p[()], accept[0], last)
-            continue
-        p = torch.stack([laws.p[tokens[:i]] for i in range(DRAFT_LENGTH + 1)])
-        verdict = RULES[name](draft, p, accept, last)
-        yield draft.tokens[0] if verdict.accepted else verdict.next_token
+            yield _naive(draft, p[0], accept[0], last)
+        else:
+            yield _first(draft, RULES[name](draft, p, accept, last))
 
 
 def _coupled(laws: PrefixLaws, noises: Sequence[RequestNoise]) -> Iterator[int]:
@@ -150,10 +157,13 @@ def _coupled(laws: PrefixLaws, noises: Sequence[RequestNoise]) -> Iterator[int]:
         ]
     laws.need(set(drafts), drafts_go_on=False)
     for tokens, noise in zip(drafts, noises, strict=True):
+        draft, p = laws.judged(tokens)
         rows = [noise.exponentials(position + i, vocab) for i in range(DRAFT_LENGTH + 1)]
-        p = torch.stack([laws.p[tokens[:i]] for i in range(DRAFT_LENGTH + 1)])
-        verdict = verify.coupled(Draft(tokens), p, rows)
-        yield tokens[0] if verdict.accepted else verdict.next_token
+        yield _first(draft, verify.coupled(Draft(tokens), p, rows))
+
+
+def _first(draft: Draft, verdict: Verdict) -> int:
+    return draft.tokens[0] if verdict.accepted else verdict.next_token
 
 
 def _naive(draft: Draft, p: Tensor, u: float, last: float) -> int:

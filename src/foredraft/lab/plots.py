@@ -9,12 +9,14 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import get_font_names
 from matplotlib.patches import Rectangle
 
 from foredraft.lab import seed_figures
@@ -50,7 +52,8 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 10,
 }
-KOREAN_FONTS = ["DejaVu Sans Mono", "NanumGothicCoding", "NanumGothic", "Noto Sans CJK KR", "monospace"]
+CELL_FONTS = ("DejaVu Sans Mono", "NanumGothicCoding", "NanumGothic", "Noto Sans CJK KR", "Noto Sans Mono CJK KR")
+"""For characters in cells, Korean included; those that are installed are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def draw_strips(article: Article) -> Figure:
     axes.set_axis_off()
     axes.set_xlim(-tail * 0.62 - 0.4, k + 1.3)
     axes.set_ylim(len(shown) + 0.1, -1.5)
-    font: dict[str, Any] = {"family": KOREAN_FONTS, "fontsize": 11, "va": "center"}
+    font: dict[str, Any] = {"family": _cell_fonts(), "fontsize": 11, "va": "center"}
     for y, strip in enumerate(shown):
         before = _visible(strip.context.replace("\n", " "))[-tail:]
         axes.text(-0.25, y, before, ha="right", color=PALETTE["faint"], **font)
@@ -123,7 +126,13 @@ def _cell(axes: Axes, x: float, y: float, character: str, state: str) -> None:
     if state == "rejected":
         axes.plot([x + 0.15, x + 0.85], [y + 0.32, y - 0.32], color=PALETTE["red"], linewidth=1.2)
     ink = "faint" if state == "discarded" else "ink"
-    axes.text(x + 0.5, y, character, ha="center", va="center", family=KOREAN_FONTS, fontsize=11, color=PALETTE[ink])
+    axes.text(x + 0.5, y, character, ha="center", va="center", family=_cell_fonts(), fontsize=11, color=PALETTE[ink])
+
+
+@cache
+def _cell_fonts() -> list[str]:
+    installed = set(get_font_names())
+    return [name for name in CELL_FONTS if name in installed] + ["monospace"]
 
 
 def _visible(text: str) -> str:
