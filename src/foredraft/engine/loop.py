@@ -226,7 +226,7 @@ class Loop:
     def _fail(self, request: Request, error: Exception) -> None:
         if not isinstance(error, ForedraftError):
             log.error("request %s failed", request.id, exc_info=error)
-            error = ForedraftError(f"the target failed: {type(error).__name__}: {error}", field=f"request {request.id}")
+            error = ForedraftError(f"failed with {type(error).__name__}: {error}", field=f"request {request.id}")
         request.error, request.finish_reason = error, "error"
 
     # --- verify, commit, observe
@@ -240,11 +240,11 @@ class Loop:
             return
         try:
             verdict = self._judge(work, logits)
-        except NumericalError as error:
+            kept = commit(request, work.draft, verdict, logits)
+        except Exception as error:  # no law, or a custom processor that raised: this request's own affair
             cache.commit(request.slot, 0)
             self._fail(request, error)
             return
-        kept = commit(request, work.draft, verdict, logits)
         rows = len(work.unread)
         path = [rows + node for node in verdict.path[:kept]]
         cache.commit(request.slot, [*range(rows), *path])
