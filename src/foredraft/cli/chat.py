@@ -98,7 +98,7 @@ def obey(line: str, talk: Conversation) -> bool:
     else:
         print_error(f"no command {name!r}; there are {COMMANDS}")
         return True
-    stderr().print(Text(answer, style="dim"), soft_wrap=True)
+    stderr().print(Text(answer, style="dim"))
     return True
 
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -23,9 +22,9 @@ KIND_STYLES = {"plain": "", "accepted": "green", "correction": "bold red", "bonu
 """Attributes besides colour keep the kinds apart where NO_COLOR is set; accepted tokens are the many."""
 
 KIND_MEANINGS = {
-    "plain": "decoded without a draft",
-    "accepted": "drafted, accepted",
-    "correction": "corrected by the target",
+    "plain": "no draft",
+    "accepted": "accepted draft",
+    "correction": "correction",
     "bonus": "bonus token",
 }
 
@@ -48,8 +47,13 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _print_line(console: Console, line: Text) -> None:
+    """One line: a terminal may break it between words, a pipe or a log gets it whole."""
+    console.print(line, soft_wrap=not console.is_terminal)
+
+
 def print_error(message: str) -> None:
-    stderr().print(f"[bold red]error:[/] {escape(one_line(message))}", soft_wrap=True)
+    _print_line(stderr(), Text.assemble(("error:", "bold red"), " ", one_line(message)))
 
 
 _held: list[str] | None = None
@@ -60,7 +64,7 @@ def print_warning(message: str) -> None:
     if _held is not None:
         _held.append(message)
     else:
-        stderr().print(f"[yellow]warning:[/] {escape(one_line(message))}", soft_wrap=True)
+        _print_line(stderr(), Text.assemble(("warning:", "yellow"), " ", one_line(message)))
 
 
 @contextmanager
@@ -86,7 +90,7 @@ def print_note(message: str) -> None:
     """A dim line on stderr for people; nothing where stderr is not a terminal."""
     console = stderr()
     if console.is_terminal:
-        console.print(Text(message, style="dim"), soft_wrap=True)
+        _print_line(console, Text(message, style="dim"))
 
 
 class _LogLines(logging.Handler):

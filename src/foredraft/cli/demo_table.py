@@ -29,6 +29,10 @@ class Run:
     seconds: float
     timed_tokens: int
 
+    def and_again(self, other: Run) -> Run:
+        """The first result, timed over both runs."""
+        return Run(self.result, self.seconds + other.seconds, self.timed_tokens + other.timed_tokens)
+
     @property
     def rate(self) -> float | None:
         return self.timed_tokens / self.seconds if self.timed_tokens and self.seconds > 0 else None
@@ -59,6 +63,12 @@ class Row:
     @property
     def speed_up(self) -> float | None:
         return ratio(self.speculative.rate, self.plain.rate)
+
+    @property
+    def too_fast(self) -> bool:
+        """Whether the speed-up is over 10 % more than is possible: no target call costs less than a plain one."""
+        tally = Tally([self.speculative.result])
+        return self.speed_up is not None and tally.calls > 0 and self.speed_up > 1.1 * tally.tokens / tally.calls
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -110,72 +120,88 @@ def verdict(row: Row) -> Text:
     )
 
 
-def _same(row: Row) -> Text:
-    if row.first_difference is None:
-        return Text("yes", style="green")
-    return Text(f"no, from token {row.first_difference + 1}\n(top-2 gap {number(row.gap, 3)})", style="red")
-
-
-def print_tables(rows: Sequence[Row], wall_s: float) -> None:
+def print_tables(rows: Sequence[Row], rounds: int, wall_s: float) -> None:
     """Speed and acceptance, one row a prompt, and what to make of it."""
     console, total = stdout(), total_of(rows)
-    speeds = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_footer=True)
-    tallies = [Tally([row.speculative.result]) for row in rows]
+    tallies = [(row.name, Tally([row.speculative.result])) for row in rows]
     everything = Tally([row.speculative.result for row in rows])
-    speeds.add_column("prompt", footer="all")
-    speeds.add_column("same text\nat T=0", footer=f"{sum(r.first_difference is None for r in rows)} of {len(rows)}")
+    narrow = console.width < 76
+    gap = 1 if narrow else 2
+    speeds = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold", show_footer=True)
+    speeds.add_column("\nprompt", footer="all", no_wrap=True)
+    same = sum(row.first_difference is None for row in rows)
     columns: dict[str, str | Text] = {
+        "same\ntext": f"{same}/{len(rows)}",
         "plain\ntok/s": number(total["plain"]["tokens_per_second"], 1),
-        "specul.\ntok/s": number(total["speculative"]["tokens_per_second"], 1),
-        "speed-\nup": coloured(total["speed_up"]),
+        "spec.\ntok/s": number(total["speculative"]["tokens_per_second"], 1),
+        "speed\nup": coloured(total["speed_up"]),
         "\nα": number(everything.alpha),
         "\nτ": number(everything.tau),
+        "calls\nsaved": str(everything.calls_saved),
         "target\ncalls": str(everything.calls),
-        "\nsaved": str(everything.calls_saved),
     }
+    if narrow:
+        del columns["target\ncalls"]
     for heading, footer in columns.items():
-        speeds.add_column(heading, footer=footer, justify="right")
-    for row, tally in zip(rows, tallies, strict=True):
-        rates = [Text(number(run.rate, 1)) for run in (row.plain, row.speculative)]
-        figures = [number(tally.alpha), number(tally.tau), str(tally.calls), str(tally.calls_saved)]
-        speeds.add_row(row.name, _same(row), *rates, coloured(row.speed_up), *figures)
+        speeds.add_column(heading, footer=footer, justify="right", no_wrap=True)
+    for row, (_, tally) in zip(rows, tallies, strict=True):
+        same_text = Text("yes", "green") if row.first_difference is None else Text("no", "bold red")
+        rates = (number(row.plain.rate, 1), number(row.speculative.rate, 1))
+        figures = (number(tally.alpha), number(tally.tau), str(tally.calls_saved), str(tally.calls))
+        speeds.add_row(row.name, same_text, *rates, coloured(row.speed_up), *figures[: 3 if narrow else 4])
     console.print(speeds)
     console.print()
-    _print_positions([*((row.name, tally) for row, tally in zip(rows, tallies, strict=True)), ("all", everything)])
-    console.print(Text(conclusion(rows, total, wall_s), style="dim"))
+    _print_positions([*tallies, ("all", everything)])
+    for remark in remarks(rows):
+        console.print(Text(remark, style="yellow"))
+    console.print(
+        Text(
+            "α: accepted / drafted tokens. τ: tokens a drafting step, bonus token included. Rates count from the first "
+            f"token on; each way was measured {'twice' if rounds == 2 else 'once'}. Done in {wall_s:.0f} s.",
+            style="dim",
+        )
+    )
 
 
 def _print_positions(tallies: Sequence[tuple[str, Tally]]) -> None:
-    """Acceptance by position in per cent of the steps that drafted."""
-    width = max((len(tally.by_position) for _, tally in tallies), default=0)
+    """Acceptance by position in per cent of the steps that drafted; as many positions as the terminal is wide."""
+    console = stdout()
+    drafted = max((len(tally.by_position) for _, tally in tallies), default=0)
+    width = min(drafted, max((console.width - 15) // 4, 1))
     if not width:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("accepted, %,\nby position")
+    table.add_column("% accepted\nat position")
     for position in range(1, width + 1):
         table.add_column(f"\n{position}", justify="right", min_width=3)
     for name, tally in tallies:
-        table.add_row(name, *(f"{100 * share:.0f}" for share in tally.by_position))
-    console = stdout()
+        table.add_row(name, *(f"{100 * share:.0f}" for share in tally.by_position[:width]))
     console.print(table)
     console.print()
 
 
-def conclusion(rows: Sequence[Row], total: dict[str, Any], wall_s: float) -> str:
-    """Plain words, good or bad."""
+NEAR_TIE = 0.1
+"""Logits closer than this may swap places when a pass over several rows rounds differently from a pass over one."""
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What the reader should know before believing the figures; empty if all is as it should be."""
+    said = []
+    for row in rows:
+        if row.first_difference is not None:
+            tie = row.gap is not None and row.gap < NEAR_TIE
+            said.append(
+                f"{row.name}: the texts part at token {row.first_difference + 1}, "
+                f"where the two likeliest logits differ by {number(row.gap, 4)}: "
+                + ("a near-tie, decided by rounding; --dtype float32 makes these rare." if tie else "please report it.")
+            )
     slower = [f"{row.name} ({row.speed_up:.2f}x)" for row in rows if row.speed_up is not None and row.speed_up < 0.95]
-    parts = [
-        "α: accepted / drafted tokens. τ: tokens a drafting step, bonus token included. "
-        "Rates from the first token on; 'saved' are target calls that plain decoding needs on top."
-    ]
     if slower:
-        parts.append(f"Speculation was slower here on: {', '.join(slower)}.")
-    if not total["same_text"]:
-        parts.append(
-            "Where a text differs, the two likeliest tokens were nearly tied: a pass over several rows rounds "
-            "differently from a pass over one. --dtype float32 makes ties rarer."
-            if all(row.gap is None or row.gap < 0.1 for row in rows)
-            else "A text differs where the two likeliest tokens were NOT nearly tied: that is a bug, please report it."
+        said.append(f"Speculation was slower here: {', '.join(slower)}.")
+    noisy = [row.name for row in rows if row.too_fast]
+    if noisy:
+        said.append(
+            f"The machine's speed changed meanwhile: the speed-up of {', '.join(noisy)} is more than the saved target "
+            "calls allow. Run it again when nothing else runs."
         )
-    parts.append(f"Done in {wall_s:.0f} s.")
-    return "\n".join(parts)
+    return said

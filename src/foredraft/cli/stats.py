@@ -108,11 +108,15 @@ def footer(tally: Tally, *, finish_reason: str | None = None, seed: int | None =
     if tally.rate is not None:
         parts.append(f"{tally.rate:.1f} tok/s")
     if tally.steps:
-        parts += [f"α {number(tally.alpha)}", f"τ {number(tally.tau)}", f"{tally.calls_saved} target calls saved"]
+        parts += [
+            f"α {number(tally.alpha)}",
+            f"τ {number(tally.tau)}",
+            f"{tally.calls_saved} target call{'s' * (tally.calls_saved != 1)} saved",
+        ]
     else:
         parts.append("nothing drafted")
     if tally.reused:
-        parts.append(f"{tally.reused} prompt tokens reused")
+        parts.append(f"{tally.reused} tokens reused")
     if finish_reason == "length":
         parts.append("stopped at the token limit")
     if seed is not None:
