@@ -172,14 +172,18 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _korean(max_chars: int) -> Corpus:
-    for package, folder, licence in KOREAN_FILES:
-        files = sorted(path for path in folder.rglob("*") if re.search(r"\.(txt|html)(\.gz)?$", path.name))
-        if files:
-            paragraphs = (paragraph for path in files for paragraph in _page(path))
-            return make_corpus("korean", f"Debian package {package}", licence, paragraphs, max_chars)
-    packages = " or ".join(package for package, _, _ in KOREAN_FILES)
-    problem = "no Korean text is installed on this system"
-    raise ConfigError(problem, field="corpus", remedy=f"install the Debian package {packages}, or give a text file")
+    found = [(package, licence, files) for package, folder, licence in KOREAN_FILES if (files := _pages(folder))]
+    if not found:
+        packages = " or ".join(package for package, _, _ in KOREAN_FILES)
+        problem = "no Korean text is installed on this system"
+        raise ConfigError(problem, field="corpus", remedy=f"install the Debian package {packages}, or give a text file")
+    paragraphs = (paragraph for _, _, files in found for path in files for paragraph in _page(path))
+    source = "Debian packages " + ", ".join(package for package, _, _ in found)
+    return make_corpus("korean", source, ", ".join(licence for _, licence, _ in found), paragraphs, max_chars)
+
+
+def _pages(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if re.search(r"\.(txt|html)(\.gz)?$", path.name))
 
 
 def _page(path: Path) -> Iterator[str]:

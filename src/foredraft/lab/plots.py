@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -94,11 +95,11 @@ def draw_strips(article: Article) -> Figure:
     """Each trial is a row: context, then one cell a drafted character."""
     shown = article.strips
     k = max(len(strip.drafted) for strip in shown)
-    tail = 18
+    tail = 30
     figure = Figure(figsize=(7.2, 0.36 * len(shown) + 0.9))
     axes = figure.add_axes((0.01, 0.01, 0.98, 0.98))
     axes.set_axis_off()
-    axes.set_xlim(-tail * 0.62 - 0.4, k + 1.3)
+    axes.set_xlim(-tail * 0.36 - 0.3, k + 1.4)
     axes.set_ylim(len(shown) + 0.1, -1.5)
     font: dict[str, Any] = {"family": _cell_fonts(), "fontsize": 11, "va": "center"}
     for y, strip in enumerate(shown):
@@ -110,7 +111,7 @@ def draw_strips(article: Article) -> Figure:
         _cell(axes, strip.accepted if strip.accepted == k else k + 0.3, y, _visible(strip.next), "next")
     labels = {"accepted": "accepted", "rejected": "rejected", "discarded": "never judged", "next": "the target's own"}
     for number, (state, label) in enumerate(labels.items()):
-        left = -10.6 + 4.6 * number
+        left = -tail * 0.36 + 4.9 * number
         _cell(axes, left, -1.05, "a", state)
         axes.text(left + 1.1, -1.05, label, va="center", fontsize=10)
     return figure
@@ -136,12 +137,20 @@ def _cell_fonts() -> list[str]:
 
 
 def _visible(text: str) -> str:
-    return text.replace("\n", "↵").replace(" ", "␣" if len(text) == 1 else " ").replace("$", r"\$")
+    if len(text) == 1:
+        text = _jamo(text).replace(" ", "␣")
+    return text.replace("\n", "↵").replace("$", r"\$")
+
+
+def _jamo(character: str) -> str:
+    """A conjoining Korean letter as the letter that stands alone, which fonts can draw; others unchanged."""
+    syllable_part = re.match(r"HANGUL (CHOSEONG|JUNGSEONG|JONGSEONG) (.+)", unicodedata.name(character, ""))
+    return unicodedata.lookup(f"HANGUL LETTER {syllable_part[2]}") if syllable_part else character
 
 
 def draw_speed(article: Article) -> Figure:
     """Speed-up against draft length: predicted, from calls alone, and measured end to end; the seed's beside them."""
-    figure, axes = _axes(6.6, 4.0)
+    figure, axes = _axes(6.6, 4.4)
     rows = article.table_b.rows
     ks = [row.k for row in rows]
     errors = [
@@ -164,13 +173,13 @@ def draw_speed(article: Article) -> Figure:
     axes.set_xlabel("draft length k")
     axes.set_ylabel("speed-up over plain decoding")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower left")
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
 def draw_batches(article: Article) -> Figure:
     """Gain against batch size."""
-    figure, axes = _axes(6.6, 3.6)
+    figure, axes = _axes(6.6, 3.8)
     rows = article.batches.rows
     sizes = [row.batch for row in rows]
     for name, mark, colour, label in (
@@ -190,13 +199,13 @@ def draw_batches(article: Article) -> Figure:
     axes.set_xlabel("requests at once")
     axes.set_ylabel("speed-up over plain decoding")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower left")
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
 def draw_laws(article: Article) -> Figure:
     """TV of every way of drawing, on a logarithmic axis, with the band of pure sampling noise."""
-    figure, axes = _axes(6.6, 3.0)
+    figure, axes = _axes(6.6, 3.3)
     table = article.table_c
     names = {"naive": "wrong on purpose", "direct": "direct sampling"}
     rows = list(reversed(table.rows))
@@ -214,7 +223,7 @@ def draw_laws(article: Article) -> Figure:
     axes.set_xlim(min(row.tv for row in rows) / 2, max(row.tv for row in rows) * 3)
     axes.set_xlabel("total variation from the target's law")
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16))
+    figure.legend(loc="outside lower center")
     return figure
 
 

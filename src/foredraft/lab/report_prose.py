@@ -55,9 +55,9 @@ def table_a(article: Article) -> str:
 <p>For every k, {a.rows[0].trials} rounds at random positions: the drafter samples k characters, the target judges
 them. Longer drafts are accepted whole less often, yet more characters survive on average. Over all rounds a character
 that is judged is accepted with probability α = {a.alpha:.3f}. Were that the same everywhere, the mean would be
-Σ αⁱ, the column <em>from α</em>. Text is not like that, for easy stretches come in runs: at k = {longest.k} the
-mean is {abs(drift):.2f} {"above" if drift > 0 else "below"} it. <em>Block</em> judges the same drafts as wholes
-(Sun 2024, arXiv 2403.10444): just as lossless, and never worse in expectation.</p>"""
+Σ αⁱ, the column <em>from α</em>. Text is not like that, for some stretches are easy and others hard: at
+k = {longest.k} the mean is {abs(drift):.2f} {"above" if drift > 0 else "below"} it. <em>Block</em> judges the same
+drafts as wholes (Sun 2024, arXiv 2403.10444): just as lossless, and never worse in expectation.</p>"""
 
 
 def table_b(article: Article) -> str:
@@ -98,6 +98,7 @@ may stop drafting where it does not pay.</p>"""
 def table_c(article: Article) -> str:
     """On the law."""
     c = article.table_c
+    worst = escape(c.worst_context[-48:].replace("\n", "↵"))
     verdict = (
         "Every speculative sampler lies within it: their output cannot be told from the target's own."
         if lossless(article)
@@ -107,8 +108,9 @@ def table_c(article: Article) -> str:
 <p>The distance between two laws is their total variation (TV): half the sum of the absolute differences. At
 {c.positions} positions the models' laws are {c.tv_mean:.3f} apart on average
 ({c.tv_mean_interval[0]:.3f}–{c.tv_mean_interval[1]:.3f}; first study {seed.TV_MEAN}) and {c.tv_max:.3f} at the worst
-(first study {seed.TV_MAX}), after “<code>{escape(c.worst_context[-48:])}</code>”. There the next character was drawn by
-every rule, from drafts of {c.draft_length} characters, and its frequencies set against the target's law.</p>
+(first study {seed.TV_MAX}), after “<code>{worst}</code>”. There the
+next character was drawn by every rule, from drafts of {c.draft_length} characters, and its frequencies set against the
+target's law.</p>
 <p>Even true draws miss their own law by chance. For this many of them the TV is {c.noise_mean:.4f} on average and, 95
 times in 100, between {c.noise_band[0]:.4f} and {c.noise_band[1]:.4f} (2,000 simulations). {verdict} The last row shows
 that the test can fail: it accepts by the right rule but, after a rejection, draws from the target's law where it should

@@ -10,7 +10,7 @@ body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.55 s
 main { max-width: 54rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.8rem; line-height: 1.2; margin: 0 0 1rem; }
 h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
-p, dl, .lead { max-width: 44rem; }
+p, dl, ul { max-width: 44rem; }
 .lead { padding: .8rem 1rem .8rem 2rem; border-left: 4px solid var(--blue);
   background: color-mix(in srgb, var(--blue) 8%, transparent); }
 .warn { color: var(--red); font-weight: 600; }
@@ -25,8 +25,9 @@ small { display: block; color: var(--faint); white-space: nowrap; }
 .seed { color: var(--faint); }
 code { font-size: .9em; white-space: pre-wrap; overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0; }
-figure svg { width: 100%; min-width: 30rem; max-width: 44rem; height: auto; }
+figure svg { width: 100%; min-width: 26rem; max-width: 44rem; height: auto; }
 figcaption { color: var(--faint); font-size: .9rem; max-width: 44rem; }
+@media (min-width: 40rem) { caption { white-space: nowrap; } }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .9rem; }
 dt { color: var(--faint); }
 dd { margin: 0; overflow-wrap: anywhere; }
