@@ -120,7 +120,7 @@ class Loop:
         candidates = [Candidate(w.request.acceptance, self._limit(w), w.request.speculation) for w in ready]
         ks = self.controller.choose(candidates, base_rows)
         for work, candidate, k in zip(ready, candidates, ks, strict=True):
-            work.request.plain_steps += k == 0 and candidate.limit > 0
+            work.request.plain_steps += k == 0 and candidate.limit > 0 and candidate.speculation.k == "auto"
             work.request.sampler.anchor = len(work.request.ids)
         watching = self.controller.shadow(base_rows)
         asked = [

@@ -1,0 +1,144 @@
+"""Draft length follows measured costs and acceptance, down to plain decoding and back (case 26), and says so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+from rig import V, chain, oracle, plain
+
+from foredraft import Engine, SamplingParams
+from foredraft.config import SpeculationConfig
+from foredraft.engine.controller import Acceptance, Candidate, Controller
+from foredraft.engine.costs import PassCosts
+from foredraft.testing import ScriptedDrafter, TableModel
+
+
+class Clock:
+    """Seconds that pass only when a model says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class CostlyModel(TableModel):
+    """A table whose passes take ``cost(rows)`` seconds of a fake clock."""
+
+    def __init__(self, clock: Clock, cost: Callable[[int], float]) -> None:
+        super().__init__(chain(), V)
+        self.clock, self.cost = clock, cost
+
+    def forward(self, segments, taps=()):  # type: ignore[no-untyped-def]
+        self.clock.now += self.cost(sum(len(s.tokens) for s in segments))
+        return super().forward(segments, taps)
+
+
+def engine(cost: Callable[[int], float], drafter: ScriptedDrafter, **options: object) -> tuple[Engine, CostlyModel]:
+    clock = Clock()
+    target = CostlyModel(clock, cost)
+    return Engine(target=target, drafter=drafter, clock=clock, **options), target  # type: ignore[arg-type]
+
+
+def test_dear_verification_is_given_up_within_bounded_rounds_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Verifying two tokens costs five plain steps."""
+    made, target = engine(lambda rows: 1.0 if rows == 1 else 3.0 + rows, oracle())
+    with caplog.at_level(logging.WARNING, logger="foredraft"):
+        result = made.generate([[1]], SamplingParams(max_tokens=200))[0]
+    drafted = [i for i, step in enumerate(result.stats.trace) if step.drafted]
+    assert len([i for i in drafted if i < 40]) <= 3
+    assert [record.message for record in caplog.records if "does not pay" in record.message] == [made.watch.message]
+    assert made.speculation_pays is False
+    assert result.metrics["speculative_decoding"]["plain_steps_by_choice"] > 150
+    assert target.clock.now < 1.1 * 200
+    assert result.token_ids == plain([1], SamplingParams(max_tokens=200))
+
+
+def test_free_verification_and_a_perfect_drafter_reach_the_longest_draft() -> None:
+    made, target = engine(lambda rows: 1.0, oracle(), max_k=8)
+    result = made.generate([[1]], SamplingParams(max_tokens=200))[0]
+    assert [step.drafted for step in result.stats.trace][8:-2].count(8) >= 15
+    assert target.clock.now < 45
+    assert made.speculation_pays
+
+
+def test_a_drafter_that_is_always_wrong_is_dropped_and_costs_little() -> None:
+    made, target = engine(lambda rows: 1.0 + 0.1 * (rows - 1), oracle(wrong=lambda p: True))
+    made.generate([[1]], SamplingParams(max_tokens=400))
+    assert target.clock.now < 1.03 * 400
+
+
+def test_it_comes_back_when_acceptance_does() -> None:
+    """Wrong for 150 tokens, perfect afterwards."""
+    made, _ = engine(lambda rows: 1.0 + 0.1 * (rows - 1), oracle(wrong=lambda p: p < 150))
+    result = made.generate([[1]], SamplingParams(max_tokens=400))[0]
+    position, late = 1, []
+    for step in result.stats.trace:
+        if position > 250:
+            late.append(step)
+        position += step.accepted + 1
+    assert sum(step.drafted > 0 for step in late) > 0.8 * len(late)
+
+
+def test_a_fixed_length_that_loses_is_kept_but_said(caplog: pytest.LogCaptureFixture) -> None:
+    made, _ = engine(lambda rows: float(rows), oracle(wrong=lambda p: p % 2 == 0), k=3)
+    with caplog.at_level(logging.WARNING, logger="foredraft"):
+        first = made.generate([[1]], SamplingParams(max_tokens=20), speculation=SpeculationConfig(k=0))[0]
+        second = made.generate([[1]], SamplingParams(max_tokens=80))[0]
+    assert not first.stats.num_draft_tokens
+    assert {step.drafted for step in second.stats.trace[1:-3]} == {3}
+    assert "times the speed of plain decoding" in caplog.text
+
+
+def test_requests_of_one_batch_get_their_own_lengths() -> None:
+    good, bad = Acceptance(accepted=19, rejected=1), Acceptance(accepted=1, rejected=19)
+    controller = Controller()
+    for rows in (2, 4, 8, 16):
+        controller.passes.observe(rows, 1.0 + 0.05 * rows)
+    auto = SpeculationConfig()
+    ks = controller.choose([Candidate(good, 16, auto), Candidate(bad, 16, auto)], base_rows=2)
+    assert ks[0] >= 5
+    assert ks[1] == 0
+
+
+def test_the_optimum_is_leviathans() -> None:
+    """With α, a draft cost c and verification at the price of one row, k maximises (1-α^(k+1)) / ((1-α)(kc+1))."""
+    for alpha, c in [(0.5, 0.05), (0.7, 0.1), (0.8, 0.05), (0.9, 0.2), (0.3, 0.4)]:
+        controller = Controller()
+        for rows in range(1, 18):
+            controller.passes.observe(rows, 1.0)
+        controller.drafts.observe(1, c)
+        state = Acceptance(accepted=alpha * 100, rejected=(1 - alpha) * 100)
+        k = controller.choose([Candidate(state, 16, SpeculationConfig())], base_rows=1)[0]
+
+        def gain(k: int, alpha: float = alpha, c: float = c) -> float:
+            return (1 - alpha ** (k + 1)) / ((1 - alpha) * (k * c + 1))
+
+        best = max(range(17), key=gain)
+        assert k == (best if gain(best) > 1.02 else 0)
+
+
+def test_costs_follow_the_level_and_keep_the_shape() -> None:
+    costs = PassCosts()
+    assert costs.estimate(1) is None
+    for rows, seconds in [(1, 1.0), (4, 2.0), (16, 5.0)]:
+        costs.observe(rows, seconds)
+    assert costs.estimate(4) == pytest.approx(2.0)
+    assert costs.estimate(10) == pytest.approx(3.5)
+    assert costs.estimate(28) == pytest.approx(8.0)
+    for _ in range(60):  # the machine slows down by half: only one row count is run, all estimates follow
+        costs.observe(4, 4.0)
+    assert costs.estimate(4) == pytest.approx(4.0, rel=0.01)
+    assert costs.estimate(1) / costs.estimate(16) == pytest.approx(0.2)  # type: ignore[operator]
+    assert 1.2 < costs.estimate(1) < 2.1  # type: ignore[operator]
+
+
+def test_one_outlier_does_not_stand() -> None:
+    costs = PassCosts()
+    costs.observe(1, 1.0)
+    costs.observe(2, 9.0)  # disturbed
+    costs.observe(4, 1.5)
+    assert costs.estimate(2) == pytest.approx(1.5)
