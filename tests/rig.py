@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 
 from foredraft import Engine, SamplingParams
 from foredraft.testing import ScriptedDrafter, TableModel
@@ -16,10 +16,12 @@ from foredraft.testing import ScriptedDrafter, TableModel
 V = 8
 
 
-def chain(seed: int = 0, vocab: int = V, order: int = 3, spread: float = 2.0) -> Callable[[tuple[int, ...]], list[float]]:
+def chain(
+    seed: int = 0, vocab: int = V, order: int = 3, spread: float = 2.0
+) -> Callable[[tuple[int, ...]], list[float]]:
     """A logits function of the last ``order`` tokens and of the length modulo 5."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def of(tail: tuple[int, ...], phase: int) -> list[float]:
         rng = random.Random(f"{seed}/{tail}/{phase}")
         while True:
@@ -41,7 +43,7 @@ def plain(prompt: Sequence[int], params: SamplingParams, target: TableModel | No
 
 
 def oracle(seed: int = 0, vocab: int = V, wrong: Callable[[int], bool] = lambda position: False) -> ScriptedDrafter:
-    """Proposes exactly what greedy decoding of ``chain(seed)`` would write, except at positions where ``wrong`` says so."""
+    """Proposes what greedy decoding of ``chain(seed)`` would write, except at positions where ``wrong`` says so."""
     logits = chain(seed, vocab)
 
     def propose(prefix: tuple[int, ...], k: int) -> list[int]:

@@ -81,7 +81,7 @@ def test_coupled_text_is_a_function_of_the_seed_alone() -> None:
 
 
 def test_seeded_and_unseeded_rows_share_a_batch() -> None:
-    """The seeded row is identical alone and batched; the unseeded rows get fresh, returned seeds that reproduce them."""
+    """Seeded rows are the same alone and batched; unseeded rows return fresh seeds that reproduce them."""
     seeded = SamplingParams(temperature=1.0, max_tokens=30, seed=7)
     free = SamplingParams(temperature=1.0, max_tokens=30)
     alone = Engine(target=model(), drafter=ModelDrafter(model(4)), k=3).generate([[1, 2]], seeded)[0]

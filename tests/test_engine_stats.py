@@ -10,9 +10,7 @@ from rig import model, oracle
 from foredraft import Engine, SamplingParams
 from foredraft.engine.stats import SpecStats
 
-STEPS = st.lists(
-    st.integers(0, 8).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k))), max_size=40
-)
+STEPS = st.lists(st.integers(0, 8).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k))), max_size=40)
 
 
 def stats(steps: list[tuple[int, int]]) -> SpecStats:

@@ -17,6 +17,7 @@ from foredraft.models.base import Target
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
 if TYPE_CHECKING:
+    from foredraft.models.loading import DtypeName
     from foredraft.models.tokenizer import Tokenizer
 
 
@@ -72,7 +73,7 @@ class DrafterContext:
 
     target: Target
     tokenizer: Tokenizer | None
-    dtype: str = "auto"
+    dtype: DtypeName = "auto"
     device: str = "auto"
     max_context: int | None = None
     max_batch: int = 8

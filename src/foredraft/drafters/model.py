@@ -68,7 +68,9 @@ class ModelDrafter(Drafter):
         from foredraft.models.loading import load_model
 
         if argument is None:
-            raise ConfigError("names no model", field="drafter model", remedy="write model:NAME, folder, file or hub id")
+            raise ConfigError(
+                "names no model", field="drafter model", remedy="write model:NAME, folder, file or hub id"
+            )
         name, _, layers = argument.rpartition("@")
         if not name or not layers.isdecimal():
             name, layers = argument, ""

@@ -21,7 +21,7 @@ from foredraft.engine.stats import SpecStats
 from foredraft.engine.watch import Watch
 from foredraft.errors import ConfigError, RequestFailedError
 from foredraft.models.base import Target
-from foredraft.models.loading import LoadedModel, load_model
+from foredraft.models.loading import DtypeName, LoadedModel, load_model
 
 log = logging.getLogger("foredraft")
 
@@ -61,7 +61,7 @@ class Engine:
         target: str | Path | LoadedModel | Target = DEFAULT_TARGET,
         drafter: str | Drafter | None = None,
         *,
-        dtype: str = "auto",
+        dtype: DtypeName = "auto",
         device: str = "auto",
         max_context: int | None = None,
         cache_bytes: int | None = None,

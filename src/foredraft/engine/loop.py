@@ -148,7 +148,7 @@ class Loop:
         return max(limit, 0)
 
     def _ask(self, drafter: Drafter, works: Sequence[Work], ks: Sequence[int]) -> list[Draft]:
-        """Asks for all drafts at once; if that fails, one by one, so that only the request at fault loses its drafter."""
+        """Asks for all drafts at once; if that fails, one by one, so that only the one at fault loses its drafter."""
         try:
             drafts = drafter.propose_batch([w.request for w in works], ks)
             return [self._checked(draft, k) for draft, k in zip(drafts, ks, strict=True)]

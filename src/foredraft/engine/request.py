@@ -80,7 +80,8 @@ class Request:
 
     def result(self, load_s: float) -> Result:
         """The finished request as its caller sees it."""
-        assert self.finish_reason is not None and self.finished_at is not None
+        assert self.finish_reason is not None
+        assert self.finished_at is not None
         admitted = self.finished_at if self.admitted_at is None else self.admitted_at
         first = self.finished_at if self.first_token_at is None else self.first_token_at
         return Result(

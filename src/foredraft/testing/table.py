@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -179,9 +179,13 @@ class ScriptedDrafter(Drafter):
         prefix = tuple(request.ids)
         if self.max_context is not None and len(prefix) >= self.max_context:
             return NO_DRAFT
-        answer = self.propose_fn(prefix, k)
-        if isinstance(answer, tuple) and len(answer) == 2 and hasattr(answer[0], "__len__"):
-            tokens, q = answer
-            rows = q if isinstance(q, Tensor) else torch.stack([torch.as_tensor(r, dtype=torch.float64) for r in q])
-            return Draft(tuple(int(t) for t in tokens), rows)
-        return Draft(tuple(int(t) for t in answer))  # type: ignore[arg-type]
+        tokens, q = _tokens_and_law(self.propose_fn(prefix, k))
+        return Draft(tuple(int(token) for token in tokens), q)
+
+
+def _tokens_and_law(answer: Any) -> tuple[Sequence[int], Tensor | None]:
+    """Tells ``(ids, q)`` from a plain sequence of ids, which may be a tuple of two."""
+    if isinstance(answer, tuple) and len(answer) == 2 and hasattr(answer[0], "__len__"):
+        tokens, q = answer
+        return tokens, q if isinstance(q, Tensor) else torch.as_tensor(q, dtype=torch.float64).reshape(len(tokens), -1)
+    return answer, None
