@@ -1,0 +1,53 @@
+# make demo, make test: nothing but Python 3.11+ and make is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.PHONY: help install fetch demo article test lint bench-identity bench-law bench-overhead clean
+
+help:
+	@echo "make demo     decode a few real prompts, plain and speculative, side by side"
+	@echo "make test     lint, types, import rule and the whole test suite"
+	@echo "make article  reproduce the character-model study as a page with plots"
+	@echo "make install  only make the virtual environment ($(VENV))"
+	@echo "make bench-identity | bench-law | bench-overhead   the measurements kept under benchmarks/results"
+
+install: $(READY)
+
+$(READY): pyproject.toml constraints.txt $(wildcard setup.py src/foredraft/kernels/csrc/*)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --progress-bar on -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --progress-bar on -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+fetch: $(READY)
+	$(BIN)/foredraft models fetch smollm2-135m
+
+demo: fetch
+	$(BIN)/foredraft demo
+
+article: $(READY)
+	$(BIN)/foredraft lab article
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint fetch
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+bench-identity: fetch
+	$(BIN)/python benchmarks/identity.py
+
+bench-law: fetch
+	$(BIN)/python benchmarks/law.py
+
+bench-overhead: fetch
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
