@@ -35,8 +35,10 @@ class RequestSampler:
         Raises:
             DrafterError: The logits are not ``[V]``, hold NaN or +inf, or leave no token.
         """
-        if logits.dim() != 1:
-            raise DrafterError(f"logits have shape {tuple(logits.shape)}, not (V,)", field="logits")
+        if logits.shape != (self._law.vocab_size,):
+            raise DrafterError(
+                f"the drafter's logits have shape {tuple(logits.shape)}, not ({self._law.vocab_size},)", field="logits"
+            )
         try:
             if self._rule == "exact":
                 return self._law.argmax(logits[None], [path])[0], None

@@ -27,6 +27,9 @@ class TokenLaw:
         eos_ids: Tokens that end a text (banned while ``min_tokens`` is not reached).
         bad_words_ids: ``params.bad_words`` as token sequences.
 
+    Attributes:
+        vocab_size: ``V``.
+
     Raises:
         ConfigError: A token id is not in ``[0, V)``; the field is named.
     """
@@ -41,7 +44,7 @@ class TokenLaw:
         bad_words_ids: Sequence[Sequence[int]] = (),
     ) -> None:
         self._params = params
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._ids = list(prompt_ids)
         self._prompt_length = len(self._ids)
         self._check_ids(eos_ids, bad_words_ids)
@@ -108,8 +111,8 @@ class TokenLaw:
 
     def _scores(self, logits: Tensor, paths: Paths) -> Tensor:
         """``[n, V]`` processed logits; the logits themselves where there is nothing to process."""
-        if logits.shape != (len(paths), self._vocab_size):
-            raise ConfigError(f"shape {tuple(logits.shape)} is not ({len(paths)}, {self._vocab_size})", field="logits")
+        if logits.shape != (len(paths), self.vocab_size):
+            raise ConfigError(f"shape {tuple(logits.shape)} is not ({len(paths)}, {self.vocab_size})", field="logits")
         scores = logits.detach()
         if scores.dtype not in (torch.float32, torch.float64):
             scores = scores.float()
@@ -170,5 +173,5 @@ class TokenLaw:
         }
         for field, ids in fields.items():
             for token in ids:
-                if not 0 <= token < self._vocab_size:
-                    raise ConfigError(f"token id {token} is not in [0, {self._vocab_size})", field=field)
+                if not 0 <= token < self.vocab_size:
+                    raise ConfigError(f"token id {token} is not in [0, {self.vocab_size})", field=field)

@@ -8,9 +8,9 @@ of a draft and of its acceptance are keyed by both, and this is not a nicety: bl
 much to accept after looking at **all** k drafted tokens, also at those past the accepted prefix. A position
 that was drafted, looked at and not accepted is drafted again in the next step. If it were drafted again from
 the same number, that number would no longer be uniform given what the first step emitted, and the law of the
-output would be wrong (tests/test_law_noise.py shows by how much). A step's anchor grows by at least one token a
-step, hence no (anchor, position) is ever asked twice. The number of the next token (correction, bonus or plain
-token) is used exactly once a position, because that token is always committed: its anchor is its position.
+output would be wrong (tests/test_law_noise.py shows by how much). Every step commits at least one token, hence no two
+steps share an anchor and no number is used twice. A step's one next token (correction, bonus or plain token) needs one
+number, that of the anchor, whichever position it lands on.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RequestNoise:
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
 
     def uniform(self, purpose: Purpose, position: int, anchor: int) -> float:
-        """A number in ``[0, 1)`` with 53 random bits. For ``Purpose.NEXT`` give the position as anchor."""
+        """A number in ``[0, 1)`` with 53 random bits. For ``Purpose.NEXT`` the position is the anchor."""
         return float((int(self._words(purpose, position, anchor, 1)[0]) >> 11) * 2.0**-53)
 
     def exponentials(self, position: int, n: int) -> Tensor:

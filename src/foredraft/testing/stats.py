@@ -26,7 +26,7 @@ class ChiSquare:
 
 
 def goodness_of_fit(
-    counts: Sequence[int] | Tensor, law: Sequence[float] | Tensor, *, pool_below: float = 5.0
+    counts: Sequence[float] | Tensor, law: Sequence[float] | Tensor, *, pool_below: float = 5.0
 ) -> ChiSquare:
     """Whether samples have a given law.
 
@@ -40,12 +40,13 @@ def goodness_of_fit(
     seen, p = _float64(counts), _float64(law)
     if bool((seen[p == 0] > 0).any()):
         return ChiSquare(float("inf"), 1, 0.0)
+    seen, p = seen[p > 0], p[p > 0]
     expected = p / p.sum() * seen.sum()
     seen, expected = _pool(torch.stack((seen, expected)), expected < pool_below)
     return _result(float(((seen - expected) ** 2 / expected).sum()), seen.shape[0] - 1)
 
 
-def two_sample(a: Sequence[int] | Tensor, b: Sequence[int] | Tensor, *, pool_below: float = 5.0) -> ChiSquare:
+def two_sample(a: Sequence[float] | Tensor, b: Sequence[float] | Tensor, *, pool_below: float = 5.0) -> ChiSquare:
     """Whether two sets of samples, ``[V]`` occurrences each, have one law, be it known or not."""
     table = torch.stack((_float64(a), _float64(b)))
     sizes = table.sum(-1, keepdim=True)
@@ -84,7 +85,7 @@ def tv_noise(
 
 
 def _float64(values: Sequence[float] | Tensor) -> Tensor:
-    return torch.as_tensor(values).to(torch.float64)
+    return torch.as_tensor(values, dtype=torch.float64)
 
 
 def _pool(table: Tensor, small: Tensor) -> Tensor:

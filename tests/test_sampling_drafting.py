@@ -1,0 +1,66 @@
+"""The sampler that drafters draw with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foredraft.config import SamplingParams
+from foredraft.drafters.base import DraftSampler
+from foredraft.errors import DrafterError
+from foredraft.sampling import Purpose, RequestNoise, RequestSampler, TokenLaw, draw, race
+
+V = 5
+LOGITS = torch.tensor([0.1, 1.0, -0.5, 0.9, 0.0])
+PARAMS = SamplingParams(temperature=0.7, top_k=3, frequency_penalty=1.5)
+
+
+def sampler(rule: str, params: SamplingParams = PARAMS, anchor: int = 4) -> RequestSampler:
+    made = RequestSampler(TokenLaw(params, [0], V), RequestNoise(3), rule)
+    made.anchor = anchor
+    return made
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_sampled_drafts_come_with_the_filtered_law_they_were_drawn_from(rule: str) -> None:
+    contract: DraftSampler = sampler(rule)
+    token, q = contract.draw(LOGITS, (1,))
+    assert q is not None
+    assert torch.equal(q, TokenLaw(PARAMS, [0], V).probs(LOGITS[None], [(1,)])[0])
+    assert int((q > 0).sum()) == 3
+    assert token == draw(q, RequestNoise(3).uniform(Purpose.DRAFT, 5, 4))
+
+
+def test_each_step_draws_anew() -> None:
+    flat = SamplingParams(temperature=1.0)
+    drawn = {
+        anchor: sampler("block", flat, anchor).draw(torch.zeros(V), (1,) * (20 - anchor))[0] for anchor in range(20)
+    }
+    assert len(set(drawn.values())) > 1
+
+
+def test_coupled_drafts_race_with_the_noise_of_their_position() -> None:
+    law = TokenLaw(PARAMS, [0], V).probs(LOGITS[None], [(1, 2)])[0]
+    for anchor in range(2, 9):
+        token, q = sampler("coupled", anchor=anchor).draw(LOGITS, (1, 2))
+        assert q is None
+        assert token == race(law, RequestNoise(3).exponentials(anchor + 2, V))
+
+
+def test_greedy_drafts_are_the_argmax_after_processors() -> None:
+    greedy = SamplingParams(frequency_penalty=2.0)
+    assert sampler("exact", greedy).draw(LOGITS, ()) == (1, None)
+    assert sampler("exact", greedy).draw(LOGITS, (1,)) == (3, None)
+
+
+@pytest.mark.parametrize("rule", ["exact", "rejection", "block", "coupled"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_broken_drafter_logits_are_the_drafters_fault(rule: str, bad: float) -> None:
+    logits = LOGITS.clone()
+    logits[2] = bad
+    with pytest.raises(DrafterError):
+        sampler(rule).draw(logits, ())
+    with pytest.raises(DrafterError):
+        sampler(rule).draw(LOGITS[None], ())
+    with pytest.raises(DrafterError):
+        sampler(rule).draw(LOGITS[:-1], ())
