@@ -35,19 +35,18 @@ def filtered(logits: Tensor, params: SamplingParams) -> Tensor:
     """``[n, V]`` processed logits -> the ``[n, V]`` law of each row.
 
     Args:
-        logits: Rows without NaN and +inf, with at least one finite number. Not changed.
+        logits: On the CPU; rows without NaN and +inf, with at least one finite number. Not changed.
         params: Where temperature and filters are read from.
     """
     probs = softmax(logits, params.temperature)
     filters = active_filters(params)
     if not filters:
         return probs
-    on_host = probs.cpu()
-    for row in on_host.numpy():
+    for row in probs.numpy():  # shares the memory of probs
         ids, kept = apply_filters(row, filters)
         row.fill(0.0)
         row[ids] = kept
-    return on_host.to(probs.device)
+    return probs
 
 
 def softmax(logits: Tensor, temperature: float) -> Tensor:

@@ -83,7 +83,8 @@ class TokenLaw:
             paths: n paths; row i follows prompt + output + ``paths[i]``.
 
         Returns:
-            ``[n, V]`` probabilities after all processors and filters, float64 if the logits are, else float32.
+            ``[n, V]`` probabilities after all processors and filters, on the CPU, float64 if the logits are, else
+            float32.
 
         Raises:
             NumericalError: A row holds NaN or +inf, or no token is left.
@@ -110,10 +111,10 @@ class TokenLaw:
             self._custom.settle(row)
 
     def _scores(self, logits: Tensor, paths: Paths) -> Tensor:
-        """``[n, V]`` processed logits; the logits themselves where there is nothing to process."""
+        """``[n, V]`` processed logits on the CPU; the logits themselves where there is nothing to process."""
         if logits.shape != (len(paths), self.vocab_size):
             raise ConfigError(f"shape {tuple(logits.shape)} is not ({len(paths)}, {self.vocab_size})", field="logits")
-        scores = logits.detach()
+        scores = logits.detach().cpu()
         if scores.dtype not in (torch.float32, torch.float64):
             scores = scores.float()
         if self._plain:
@@ -122,22 +123,23 @@ class TokenLaw:
             scores = scores.clone()
         if self._custom:
             scores = self._custom.apply(scores, paths, self._ids)
+        values = scores.numpy()
         if self._penalties:
-            self._penalties.apply(scores, paths)
+            self._penalties.apply(values, paths)
         if self._bias:
-            self._bias.apply(scores)
+            self._bias.apply(values)
         if self._bans:
-            self._bans.apply(scores, paths, self._ids, len(self._ids) - self._prompt_length)
+            self._bans.apply(values, paths, self._ids, len(self._ids) - self._prompt_length)
         return scores
 
     def _argmax_checked(self, scores: Tensor, logits: Tensor) -> list[int]:
         # One pass: numpy's argmax finds the first NaN if there is one, else the first maximum. Looking at that one
         # score tells NaN, +inf and a row of -inf. (torch's own argmax is nine times slower on a CPU.)
-        on_cpu = scores.cpu().numpy()
-        tokens = [int(token) for token in on_cpu.argmax(-1)]
+        values = scores.numpy()
+        tokens: list[int] = values.argmax(-1).tolist()
         for row, token in enumerate(tokens):
-            if not math.isfinite(on_cpu[row, token]):
-                self._complain(row, float(on_cpu[row, token]), logits[row])
+            if not math.isfinite(values[row, token]):
+                self._complain(row, float(values[row, token]), logits[row])
         return tokens
 
     def _complain(self, row: int, worst: float, logits: Tensor) -> None:

@@ -15,16 +15,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.errors import ConfigError
 
 Paths = Sequence[Sequence[int]]
 Processor = Callable[[list[int], Tensor], Tensor]
+Scores = NDArray[Any]
+"""Logits on their way to a law, float32 or float64; numpy, because a step touches a few entries of each row."""
 NEVER = float("-inf")
 
 
@@ -45,26 +48,21 @@ class Penalties:
         for token in tokens:
             self._count[token] += 1
 
-    def apply(self, scores: Tensor, paths: Paths) -> None:
+    def apply(self, scores: Scores, paths: Paths) -> None:
         """Changes ``scores [n, V]`` in place."""
         rows, tokens, extra = _occurrences(paths)
         ids = self._ids[: self._n]
         # Scores of drafted tokens are read before the committed counts change them, and written after.
-        pairs = (torch.tensor(rows, device=scores.device), torch.tensor(tokens, device=scores.device))
-        drafted = scores[pairs] if rows else None
-        if self._n:
-            at = torch.from_numpy(ids.copy()).to(scores.device)
-            scores[:, at] = self._penalised(scores[:, at], self._count[ids])
-        if drafted is not None:
-            scores[pairs] = self._penalised(drafted, self._count[tokens] + extra)
+        drafted = scores[rows, tokens]
+        scores[:, ids] = self._penalised(scores[:, ids], self._count[ids])
+        scores[rows, tokens] = self._penalised(drafted, self._count[tokens] + extra)
 
-    def _penalised(self, scores: Tensor, count: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Tensor:
+    def _penalised(self, scores: Scores, count: NDArray[np.float64]) -> Scores:
         """``[..., m]`` scores of seen tokens and their ``[m]`` occurrences in the output."""
         r = self._repetition
         if r != 1.0:
-            scores = torch.where(scores > 0, scores / r, scores * r)
-        offset = self._presence * (count > 0) + self._frequency * count
-        return scores - torch.from_numpy(offset).to(scores)
+            scores = np.where(scores > 0, scores / r, scores * r)
+        return scores - (self._presence * (count > 0) + self._frequency * count)
 
     def _note(self, tokens: Iterable[int]) -> None:
         for token in tokens:
@@ -76,14 +74,10 @@ class Penalties:
                 self._n += 1
 
 
-def _occurrences(paths: Paths) -> tuple[list[int], list[int], list[int]]:
+def _occurrences(paths: Paths) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Row, token and number of occurrences of every distinct token of every path."""
-    rows, tokens, counts = [], [], []
-    for row, path in enumerate(paths):
-        for token, count in Counter(path).items():
-            rows.append(row)
-            tokens.append(token)
-            counts.append(count)
+    found = [(row, token, n) for row, path in enumerate(paths) for token, n in Counter(path).items()]
+    rows, tokens, counts = np.array(found, dtype=np.int64).reshape(-1, 3).T
     return rows, tokens, counts
 
 
@@ -91,11 +85,12 @@ class Bias:
     """Adds a number to the logits of given tokens."""
 
     def __init__(self, bias: dict[int, float]) -> None:
-        self._ids = torch.tensor(list(bias))
-        self._values = torch.tensor(list(bias.values()), dtype=torch.float64)
+        self._ids = np.array(list(bias), dtype=np.int64)
+        self._values = np.array(list(bias.values()))
 
-    def apply(self, scores: Tensor) -> None:
-        scores[:, self._ids] += self._values.to(scores)
+    def apply(self, scores: Scores) -> None:
+        """Changes ``scores [n, V]`` in place."""
+        scores[:, self._ids] += self._values.astype(scores.dtype)
 
 
 class Bans:
@@ -105,33 +100,33 @@ class Bans:
         self, bad: Iterable[Sequence[int]], allowed: Sequence[int] | None, ends: Iterable[int], min_tokens: int
     ) -> None:
         sequences = {tuple(ids) for ids in bad}
-        self._always = torch.tensor(sorted(ids[0] for ids in sequences if len(ids) == 1), dtype=torch.long)
+        self._always = sorted(ids[0] for ids in sequences if len(ids) == 1)
         # Longer ones by the token that must come just before the banned one.
         self._after: dict[int, list[tuple[int, ...]]] = {}
         for ids in sequences:
             if len(ids) > 1:
                 self._after.setdefault(ids[-2], []).append(ids)
         self._reach = max((len(ids) for ids in sequences), default=1) - 1
-        self._allowed = None if allowed is None else torch.tensor(sorted(set(allowed)))
-        self._ends = torch.tensor(sorted(set(ends)), dtype=torch.long)
+        self._allowed = None if allowed is None else sorted(set(allowed))
+        self._ends = sorted(set(ends))
         self._min_tokens = min_tokens
 
-    def apply(self, scores: Tensor, paths: Paths, ids: Sequence[int], written: int) -> None:
+    def apply(self, scores: Scores, paths: Paths, ids: Sequence[int], written: int) -> None:
         """Changes ``scores [n, V]`` in place; ``ids`` are prompt and output, ``written`` of them output."""
         if self._allowed is not None:
             kept = scores[:, self._allowed]
-            scores.fill_(NEVER)
+            scores.fill(NEVER)
             scores[:, self._allowed] = kept
-        if len(self._always):
+        if self._always:
             scores[:, self._always] = NEVER
         tail = tuple(ids[-self._reach :]) if self._reach else ()
         for row, path in enumerate(paths):
             if self._after:
                 self._ban_continuations(scores[row], (*tail, *path))
-            if len(self._ends) and written + len(path) < self._min_tokens:
+            if self._ends and written + len(path) < self._min_tokens:
                 scores[row, self._ends] = NEVER
 
-    def _ban_continuations(self, scores: Tensor, prefix: tuple[int, ...]) -> None:
+    def _ban_continuations(self, scores: Scores, prefix: tuple[int, ...]) -> None:
         for ids in self._after.get(prefix[-1], ()) if prefix else ():
             if prefix[1 - len(ids) :] == ids[:-1]:
                 scores[ids[-1]] = NEVER
