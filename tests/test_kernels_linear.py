@@ -7,7 +7,7 @@ import torch
 from kernels_support import FLOATS, QUANTISED, blocks, inputs, make, reference, weights
 
 from foredraft.errors import ConfigError
-from foredraft.kernels import PackedLinear, available, library
+from foredraft.kernels import Activations, PackedLinear, available, library
 from foredraft.kernels.formats import GGUF
 from foredraft.kernels.linear import pack_blocks
 
@@ -37,12 +37,15 @@ def test_against_float64(kind: str, out: int, width: int) -> None:
     assert ((linear(x).double() - exact).abs() <= bound).all()
 
 
+@pytest.mark.parametrize(("activations", "bits"), [("int16", 16), ("int8", 8)])
 @pytest.mark.parametrize("kind", QUANTISED)
-def test_int16_activations_err_by_their_step_only(kind: str) -> None:
-    linear, x = make(kind, 24, 512, "int16"), inputs(5, 512)
+def test_integer_activations_err_by_their_step_only(kind: str, activations: Activations, bits: int) -> None:
+    linear, x = make(kind, 24, 512, activations), inputs(5, 512)
     w = linear.dequantize().double()
     exact = x.double() @ w.T
-    step = x.view(5, -1, 32).abs().amax(-1, keepdim=True).expand(5, -1, 32).reshape(5, -1).double() * 2.0**-16
+    bits = bits if kind.startswith("Q4") else 16  # int8 is for 4-bit weights only
+    largest = x.view(5, -1, 32).abs().amax(-1, keepdim=True).expand(5, -1, 32).reshape(5, -1).double()
+    step = largest / (2**bits - 2) * (1 + 1e-6)
     slack = x.double().abs() @ w.T.abs() * 4 * (512 / 16) * 2.0**-24
     if kind in ("Q4_1", "Q4_K"):  # scale and minimum enter as two sums that may cancel
         slack = slack * 16
@@ -51,26 +54,27 @@ def test_int16_activations_err_by_their_step_only(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FLOATS + QUANTISED)
-@pytest.mark.parametrize("activations", ["float32", "int16"])
-def test_a_row_does_not_depend_on_its_company(kind: str, activations: str) -> None:
-    linear, x = make(kind, 75, 512, activations, bias=True), inputs(33, 512)  # type: ignore[arg-type]
+@pytest.mark.parametrize("activations", ["float32", "int16", "int8"])
+def test_a_row_does_not_depend_on_its_company(kind: str, activations: Activations) -> None:
+    linear, x = make(kind, 75, 512, activations, bias=True), inputs(33, 512)
     torch.set_num_threads(1)
     alone = torch.cat([linear(x[i : i + 1]) for i in range(33)])
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        for n in range(1, 34):
-            assert torch.equal(linear(x[:n]), alone[:n]), (n, threads)
-        assert torch.equal(linear(x.flip(0)), alone.flip(0))
+    for n in range(1, 34):
+        assert torch.equal(linear(x[:n]), alone[:n]), n
+    torch.set_num_threads(2)
+    for n in (1, 2, 8, 33):
+        assert torch.equal(linear(x[:n]), alone[:n]), n
+    assert torch.equal(linear(x.flip(0)), alone.flip(0))
     torch.set_num_threads(1)
 
 
 @pytest.mark.skipif(not available(), reason="no compiled kernels")
-@pytest.mark.parametrize("activations", ["float32", "int16"])
+@pytest.mark.parametrize("activations", ["float32", "int16", "int8"])
 @pytest.mark.parametrize(("kind", "out", "width"), cases())
 def test_portable_path_gives_the_same_bits(
-    kind: str, out: int, width: int, activations: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, out: int, width: int, activations: Activations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear, x = make(kind, out, width, activations, bias=True), inputs(11, width)  # type: ignore[arg-type]
+    linear, x = make(kind, out, width, activations, bias=True), inputs(11, width)
     fast = linear(x)
     monkeypatch.setattr(library, "isa", lambda: 0)
     assert torch.equal(linear(x), fast)
@@ -89,10 +93,10 @@ def test_without_the_library_torch_agrees(kind: str, monkeypatch: pytest.MonkeyP
     assert torch.equal(slow.rows(torch.tensor([3, 1])), slow.dequantize()[[3, 1]])
 
 
-@pytest.mark.parametrize("activations", ["float32", "int16"])
+@pytest.mark.parametrize("activations", ["float32", "int16", "int8"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_nan_and_infinity_stay_in_their_row(bad: float, activations: str) -> None:
-    linear, x = make("Q4_0", 9, 256, activations), inputs(3, 256)  # type: ignore[arg-type]
+def test_nan_and_infinity_stay_in_their_row(bad: float, activations: Activations) -> None:
+    linear, x = make("Q4_0", 9, 256, activations), inputs(3, 256)
     clean = linear(x)
     x[1, 77] = bad
     spoiled = linear(x)

@@ -16,14 +16,12 @@ class Source:
         number: Its number in the library.
         block: Weights a block; rows must hold whole blocks.
         block_bytes: Bytes a block.
-        integer: Whether int16 activations are offered.
     """
 
     name: str
     number: int
     block: int
     block_bytes: int
-    integer: bool = True
 
     def row_bytes(self, width: int) -> int:
         """Bytes of a row of ``width`` weights. Raises ConfigError if they are not whole blocks."""
@@ -34,8 +32,8 @@ class Source:
         return width // self.block * self.block_bytes
 
 
-FLOAT32 = Source("float32", 0, 1, 4, integer=False)
-BFLOAT16 = Source("bfloat16", 1, 1, 2, integer=False)
+FLOAT32 = Source("float32", 0, 1, 4)
+BFLOAT16 = Source("bfloat16", 1, 1, 2)
 
 _QUANTISED = (
     Source("Q8_0", 2, 32, 34),

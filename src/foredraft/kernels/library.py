@@ -33,7 +33,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fd_pack": (None, [c_int, c_void_p, c_long, c_long, c_void_p]),
     "fd_rows": (None, [c_int, c_void_p, c_long, c_void_p, c_long, c_void_p]),
     "fd_linear": (
-        c_int,
+        None,
         [c_int, c_void_p, c_long, c_long, c_void_p, c_long, c_long, c_void_p, c_void_p, c_long, c_int, c_int, c_int],
     ),
 }

@@ -20,11 +20,16 @@ from foredraft.errors import ConfigError
 from foredraft.kernels import library
 from foredraft.kernels.formats import BFLOAT16, FLOAT32, Source, gguf_source
 
-Activations = Literal["float32", "int16"]
-"""How inputs enter the sums. ``"float32"``: as they are. ``"int16"``: rounded to 16 bits relative to the largest of
-each 32 inputs of a row, so that products with quantised weights are exact integers; about twice as fast where the
-arithmetic and not the memory is the limit. Its error is at most ``2**-16`` of the block's largest input a term, finer
-than bfloat16 by 7 bits. Float weights always use float32."""
+Activations = Literal["float32", "int16", "int8"]
+"""How inputs enter the sums with quantised weights; float weights always use float32.
+
+- ``"float32"``: as they are.
+- ``"int16"``: rounded to 16 bits relative to the largest of each 32 inputs of a row, so that the products are exact
+  integers. An input errs by at most ``2**-16`` of the largest of its 32, seven bits finer than bfloat16.
+- ``"int8"``: rounded to 8 bits in the same way (error up to ``2**-8``), for 4-bit weights; others use int16.
+"""
+
+_NUMBERS: dict[Activations, int] = {"float32": 0, "int16": 1, "int8": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,10 @@ class PackedLinear:
     ) -> None:
         if not matrices or any(matrix.in_features != matrices[0].in_features for matrix in matrices):
             raise ConfigError("stacked matrices must be one or more of equal width", field="matrices")
-        if activations not in ("float32", "int16"):
-            raise ConfigError(f"unknown value {activations!r}", field="activations", remedy="use float32 or int16")
+        if activations not in _NUMBERS:
+            raise ConfigError(
+                f"unknown value {activations!r}", field="activations", remedy=f"use {', '.join(_NUMBERS)}"
+            )
         self.matrices = tuple(matrices)
         self.in_features = matrices[0].in_features
         self.out_features = sum(matrix.out_features for matrix in matrices)
@@ -114,6 +121,7 @@ class PackedLinear:
             raise ConfigError(f"has shape {list(bias.shape)}, [{self.out_features}] is wanted", field="bias")
         self.bias = None if bias is None else bias.detach().to("cpu", torch.float32).contiguous()
         self.activations: Activations = activations
+        self._mode = _NUMBERS[activations]
         self._parts = self._plan() if self.matrices[0].packed else []
 
     @classmethod
@@ -190,21 +198,20 @@ class PackedLinear:
         if n:
             call, threads, isa = library.library().fd_linear, torch.get_num_threads(), library.isa()
             pointer, step, target = x.data_ptr(), x.stride(0) if n > 1 else self.in_features, y.data_ptr()
-            for number, weights, out, bias, first, integer in self._parts:
+            for number, weights, out, bias, first in self._parts:
                 call(
                     number, weights, out, self.in_features, pointer, step, n, bias, target + first, width, threads,
-                    integer, isa,
+                    self._mode, isa,
                 )  # fmt: skip
         return y
 
-    def _plan(self) -> list[tuple[int, int, int, int | None, int, int]]:
+    def _plan(self) -> list[tuple[int, int, int, int | None, int]]:
         """The constant arguments of each matrix's call; ``first`` is its byte offset in a row of the result."""
         plan, start = [], 0
         for matrix in self.matrices:
             bias = None if self.bias is None else self.bias.data_ptr() + 4 * start
-            integer = int(self.activations == "int16" and matrix.source.integer)
             number = library.library().fd_format(matrix.source.number)
-            plan.append((number, matrix.data.data_ptr(), matrix.out_features, bias, 4 * start, integer))
+            plan.append((number, matrix.data.data_ptr(), matrix.out_features, bias, 4 * start))
             start += matrix.out_features
         return plan
 

@@ -57,12 +57,17 @@ inline T load(const void* p) {
 
 float half_to_float(uint16_t h);  // pack.cpp
 
-// Activations of the integer kernels: int16 with one scale for each 32 inputs of a row.
+// In byte activations the inputs of eight stand in this order, so that one mask of a word of nibbles meets four of them.
+constexpr int kByteOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+
+enum Activations : int { kFloat = 0, kInt16 = 1, kInt8 = 2 };
+
+// Activations of the integer kernels, with one scale for each 32 inputs of a row.
 struct Quantised {
-    const int16_t* q;        // [n, in]
-    const float* scale;      // [n, in/32]
+    const void* q;             // [n, in]: int16, or int8 in kByteOrder
+    const float* scale;        // [n, in/32]
     const float* scaled_sum; // [n, in/32]: scale * sum(q)
-    const int32_t* sums;     // [n, in/32, 2]: sum(q) of the first and the last 16 inputs
+    const int32_t* sums;       // [n, in/32, 2]: sum(q) of the first and the last 16 inputs
     long in;
 };
 
@@ -80,12 +85,14 @@ struct Tile {
 
 using FloatKernel = void (*)(const Tile&, float* out);
 using IntKernel = void (*)(const Tile&, const Quantised&, float* out);
-using QuantiseKernel = void (*)(const float* x, long groups, int16_t* q, float* scale, float* scaled_sum, int32_t* sums);
+using QuantiseKernel = void (*)(const float* x, long blocks, void* q, float* scale, float* scaled_sum, int32_t* sums);
 
 struct Kernels {
     FloatKernel linear[kFormats];
-    IntKernel integer[kFormats];  // null where the format has none
-    QuantiseKernel quantise;
+    IntKernel int16[kFormats];  // null where the format has none
+    IntKernel int8[kFormats];
+    QuantiseKernel quantise16;
+    QuantiseKernel quantise8;
 };
 
 extern const Kernels kPortable;

@@ -14,11 +14,11 @@ namespace foredraft {
 
 const Kernels& kernels(int isa) { return isa == 1 ? kAvx2 : kPortable; }
 
-void linear_units(const Linear& l, const Quantised* x16, std::atomic<long>& next, int threads) {
+void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, int threads) {
     const Kernels& k = kernels(l.isa);
     const long count = panels(l.out), units = (count + kUnit - 1) / kUnit;
     const long chunk = std::max(1L, units / (8L * threads));
-    const long tiles = (l.n + 7) / 8;
+    const long most = l.format <= kBF16 ? 6 : 8, tiles = (l.n + most - 1) / most;
     Tile t{0, 0, nullptr, panel_bytes(l.format, l.in), nullptr, l.ldx, 0, l.in};
     float sums[8 * 32];
     for (long first = next.fetch_add(chunk); first < units; first = next.fetch_add(chunk)) {
@@ -31,8 +31,10 @@ void linear_units(const Linear& l, const Quantised* x16, std::atomic<long>& next
                 t.first_row = tile * l.n / tiles;
                 t.rows = static_cast<int>((tile + 1) * l.n / tiles - t.first_row);
                 t.x = l.x + t.first_row * l.ldx;
-                if (x16) {
-                    k.integer[l.format](t, *x16, sums);
+                if (l.activations == kInt16) {
+                    k.int16[l.format](t, q, sums);
+                } else if (l.activations == kInt8) {
+                    k.int8[l.format](t, q, sums);
                 } else {
                     k.linear[l.format](t, sums);
                 }
@@ -50,7 +52,35 @@ struct Scratch {
     std::vector<int16_t> q;
     std::vector<float> scale, scaled_sum;
     std::vector<int32_t> sums;
+
+    void reserve(size_t blocks) {
+        if (scale.size() >= blocks) return;
+        q.resize(blocks * 32);
+        scale.resize(blocks);
+        scaled_sum.resize(blocks);
+        sums.resize(blocks * 2);
+    }
 };
+
+// Rounds this thread's share of all blocks of all rows; rounding is local to a block, so the shares cannot matter.
+void quantise_share(const Linear& l, Scratch& scratch, int thread, int team) {
+    const Kernels& k = kernels(l.isa);
+    const QuantiseKernel quantise = l.activations == kInt8 ? k.quantise8 : k.quantise16;
+    const long size = l.activations == kInt8 ? 1 : 2, blocks = l.in / 32, total = l.n * blocks;
+    const long last = total * (thread + 1) / team;
+    for (long at = total * thread / team; at < last;) {
+        const long row = at / blocks, column = at % blocks, count = std::min(last - at, blocks - column);
+        uint8_t* q = reinterpret_cast<uint8_t*>(scratch.q.data()) + at * 32 * size;
+        quantise(l.x + row * l.ldx + column * 32, count, q, scratch.scale.data() + at, scratch.scaled_sum.data() + at,
+                 scratch.sums.data() + 2 * at);
+        at += count;
+    }
+}
+
+int usable(int format, int activations) {
+    if (activations == kInt8 && !kPortable.int8[format]) activations = kInt16;
+    return activations == kInt16 && !kPortable.int16[format] ? kFloat : activations;
+}
 
 }  // namespace foredraft
 
@@ -62,54 +92,36 @@ int fd_abi() { return 1; }
 
 int fd_isa() { return has_avx2() ? 1 : 0; }
 
-// y[n, out] = x[n, in] W^T + bias. Float32 sums; with `int16` set, activations are rounded to int16 per 32 inputs first.
-int fd_linear(int format, const uint8_t* weights, long out, long in, const float* x, long ldx, long n, const float* bias,
-              float* y, long ldy, int threads, int int16, int isa) {
-    const Linear l{format, weights, out, in, x, ldx, n, bias, y, ldy, isa == 1 && has_avx2() ? 1 : 0};
-    const long blocks = in / 32;
+// y[n, out] = x[n, in] W^T + bias. Float32 sums; `activations` other than kFloat rounds x first, where the format can.
+void fd_linear(int format, const uint8_t* weights, long out, long in, const float* x, long ldx, long n, const float* bias,
+               float* y, long ldy, int threads, int activations, int isa) {
+    const Linear l{format, weights, out, in, x, ldx, n, bias, y, ldy, isa == 1 && has_avx2() ? 1 : 0,
+                   usable(format, activations)};
     static thread_local Scratch scratch;
-    Quantised x16{};
-    if (int16) {
-        if (!kernels(l.isa).integer[format]) return -1;
-        const size_t total = static_cast<size_t>(n * blocks);
-        if (scratch.scale.size() < total) {
-            scratch.q.resize(total * 32);
-            scratch.scale.resize(total);
-            scratch.scaled_sum.resize(total);
-            scratch.sums.resize(total * 2);
-        }
-        x16 = {scratch.q.data(), scratch.scale.data(), scratch.scaled_sum.data(), scratch.sums.data(), in};
-    }
-    Scratch* buffer = &scratch;
+    if (l.activations != kFloat) scratch.reserve(static_cast<size_t>(n * (in / 32)));
+    Scratch& mine = scratch;  // the caller's, also when another thread of the team names it
+    const Quantised q{mine.q.data(), mine.scale.data(), mine.scaled_sum.data(), mine.sums.data(), in};
     std::atomic<long> next{0};
     const auto body = [&](int thread, int team) {
-        if (int16) {
-            // Slices of all blocks of all rows; rounding is local to a block, so the split cannot matter.
-            const long total = n * blocks, first = total * thread / team, last = total * (thread + 1) / team;
-            for (long at = first; at < last;) {
-                const long row = at / blocks, column = at % blocks, count = std::min(last - at, blocks - column);
-                kernels(l.isa).quantise(x + row * ldx + column * 32, count, buffer->q.data() + at * 32, buffer->scale.data() + at,
-                                        buffer->scaled_sum.data() + at, buffer->sums.data() + 2 * at);
-                at += count;
-            }
+        if (l.activations != kFloat) {
+            quantise_share(l, mine, thread, team);
 #ifdef _OPENMP
             if (team > 1) {
 #pragma omp barrier
             }
 #endif
         }
-        linear_units(l, int16 ? &x16 : nullptr, next, team);
+        linear_units(l, q, next, team);
     };
 #ifdef _OPENMP
     if (threads > 1) {
 #pragma omp parallel num_threads(threads)
         body(omp_get_thread_num(), omp_get_num_threads());
-        return 0;
+        return;
     }
 #endif
     (void)threads;
     body(0, 1);
-    return 0;
 }
 
 }  // extern "C"

@@ -17,11 +17,12 @@ struct Linear {
     float* y;
     long ldy;
     int isa;
+    int activations;  // of enum Activations, float where the format has no integer kernel
 };
 
 const Kernels& kernels(int isa);
 
 // Takes units of outputs from `next` until none is left. Called by every thread of a team.
-void linear_units(const Linear& l, const Quantised* x16, std::atomic<long>& next, int threads);
+void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, int threads);
 
 }  // namespace foredraft

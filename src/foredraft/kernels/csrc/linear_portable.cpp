@@ -26,9 +26,10 @@ void linear(const Tile& t, float* out) {
 }
 
 // One lane of 32 inputs: exact integer sums, then at most three float roundings.
-float integer_step(int format, const Sub& s, const int16_t* x, float scale, float scaled_sum, float sum) {
+template <class T>
+float integer_step(int format, const Sub& s, const T* x, float scale, float scaled_sum, float sum) {
     int32_t part[2] = {0, 0};
-    for (int k = 0; k < 32; ++k) part[k / 16] += s.q[k] * x[k];
+    for (int k = 0; k < 32; ++k) part[k / 16] += s.q[sizeof(T) == 1 ? k / 8 * 8 + kByteOrder[k % 8] : k] * x[k];
     if (format == kQ6K) {
         sum = std::fma(static_cast<float>(part[0]), s.scale[0] * scale, sum);
         return std::fma(static_cast<float>(part[1]), s.scale[1] * scale, sum);
@@ -37,7 +38,7 @@ float integer_step(int format, const Sub& s, const int16_t* x, float scale, floa
     return format == kQ4M || format == kQ4K ? std::fma(s.add, scaled_sum, sum) : sum;
 }
 
-template <int F>
+template <int F, class T>
 void integer(const Tile& t, const Quantised& x, float* out) {
     constexpr Layout layout = kLayout[F];
     const long blocks = t.in / 32;
@@ -51,14 +52,17 @@ void integer(const Tile& t, const Quantised& x, float* out) {
                 for (int r = 0; r < t.rows; ++r) {
                     const long at = (t.first_row + r) * blocks + b;
                     float& sum = out[32 * r + 8 * p + lane];
-                    sum = integer_step(F, s, x.q + at * 32, x.scale[at], x.scaled_sum[at], sum);
+                    sum = integer_step(F, s, static_cast<const T*>(x.q) + at * 32, x.scale[at], x.scaled_sum[at], sum);
                 }
             }
         }
     }
 }
 
-void quantise(const float* x, long count, int16_t* q, float* scale, float* scaled_sum, int32_t* sums) {
+template <class T>
+void quantise(const float* x, long count, void* target, float* scale, float* scaled_sum, int32_t* sums) {
+    constexpr float kTop = sizeof(T) == 1 ? 127.0f : 32767.0f;
+    T* q = static_cast<T*>(target);
     for (long b = 0; b < count; ++b, x += 32, q += 32) {
         uint32_t top = 0;
         for (int k = 0; k < 32; ++k) {
@@ -67,13 +71,14 @@ void quantise(const float* x, long count, int16_t* q, float* scale, float* scale
         }
         const bool finite = top < 0x7F800000u;
         const float largest = load<float>(&top);
-        const float inverse = finite && largest > 1e-30f ? 32767.0f / largest : 0.0f;
+        const float inverse = finite && largest > 1e-30f ? kTop / largest : 0.0f;
         int32_t part[2] = {0, 0};
         for (int k = 0; k < 32; ++k) {
-            q[k] = inverse == 0.0f ? 0 : static_cast<int16_t>(std::nearbyint(x[k] * inverse));
+            const int from = sizeof(T) == 1 ? k / 8 * 8 + kByteOrder[k % 8] : k;
+            q[k] = inverse == 0.0f ? 0 : static_cast<T>(std::nearbyint(x[from] * inverse));
             part[k / 16] += q[k];
         }
-        scale[b] = finite ? largest / 32767.0f : NAN;  // a NaN or infinity makes the whole output row NaN
+        scale[b] = finite ? largest / kTop : NAN;  // a NaN or infinity makes the whole output row NaN
         scaled_sum[b] = scale[b] * static_cast<float>(part[0] + part[1]);
         sums[2 * b] = part[0];
         sums[2 * b + 1] = part[1];
@@ -84,8 +89,11 @@ void quantise(const float* x, long count, int16_t* q, float* scale, float* scale
 
 const Kernels kPortable = {
     {linear<kF32>, linear<kBF16>, linear<kQ8>, linear<kQ4>, linear<kQ4M>, linear<kQ4K>, linear<kQ6K>},
-    {nullptr, nullptr, integer<kQ8>, integer<kQ4>, integer<kQ4M>, integer<kQ4K>, integer<kQ6K>},
-    quantise,
+    {nullptr, nullptr, integer<kQ8, int16_t>, integer<kQ4, int16_t>, integer<kQ4M, int16_t>, integer<kQ4K, int16_t>,
+     integer<kQ6K, int16_t>},
+    {nullptr, nullptr, nullptr, integer<kQ4, int8_t>, integer<kQ4M, int8_t>, integer<kQ4K, int8_t>, nullptr},
+    quantise<int16_t>,
+    quantise<int8_t>,
 };
 
 }  // namespace foredraft
