@@ -60,7 +60,7 @@ FULL = Plan(
     max_chars=MAX_CHARS,
     target=TARGET,
     drafter=DRAFTER,
-    schedule=Schedule(steps=1500, batch=8),
+    schedule=Schedule(steps=1800, batch=8),
     ks=(1, 2, 3, 4, 6, 8),
     trials=300,
     calls=200,

@@ -40,7 +40,7 @@ SKIPPED_PACKAGES = {
     "tests",
 }
 KOREAN_FILES = (
-    ("debian-faq-ko", Path("/usr/share/doc/debian/FAQ/ko"), "GPL-2.0-or-later"),
+    ("debian-faq-ko", Path("/usr/share/doc/debian/FAQ/ko"), "copyleft of the Debian FAQ"),
     ("libreoffice-help-ko", Path("/usr/share/libreoffice/help/ko"), "MPL-2.0"),
 )
 
