@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,18 @@ def test_warnings_are_one_line_after_the_text(cli: Cli, monkeypatch: pytest.Monk
     assert done.err == "warning: speculation does not pay\n"
 
 
+def test_warnings_wait_for_the_end_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    from foredraft.cli.console import print_warning, warnings_held
+
+    with contextlib.suppress(KeyboardInterrupt), warnings_held():
+        print_warning("one")
+        assert capsys.readouterr().err == ""
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "warning: one\n"
+    print_warning("two")
+    assert capsys.readouterr().err == "warning: two\n"
+
+
 def test_drafters_models_and_doctor_as_json(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = cli("drafters", "--json").json
     assert {"name", "summary", "needs", "argument"} <= set(listed["drafters"][0])
@@ -228,3 +241,30 @@ def test_fetching_says_where_it_is_even_in_a_log(cli: Cli, monkeypatch: pytest.M
         "pkg-2 (2 of 2), kept from an earlier try",
         "joining and checking",
     ]
+
+
+def test_the_article_gets_its_options_and_reports(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from foredraft.config import Schema
+    from foredraft.lab import article as study
+
+    class Figures(Schema):
+        alpha: float
+
+    asked: dict[str, Any] = {}
+
+    def run_article(out_dir: Path, *, progress: Any, **options: Any) -> study.ArticleReport:
+        asked.update(options, out_dir=out_dir)
+        progress.stage("training", 2)
+        progress.advance(1, "loss 1.0")
+        progress.stage("table A", 1)
+        found: Any = Figures(alpha=0.5)
+        return study.ArticleReport(found, out_dir / "a.json", out_dir / "a.html", "half [is] accepted")
+
+    monkeypatch.setattr(study, "run_article", run_article)
+    argv = ("lab", "article", "--out", str(tmp_path), "--corpus", "korean", "--seed", "3", "--quick", "--retrain")
+    done = cli(*argv)
+    assert asked == {"out_dir": tmp_path, "corpus": "korean", "seed": 3, "quick": True, "retrain": True}
+    assert done.out.splitlines()[0] == "half [is] accepted"
+    assert str(tmp_path / "a.html") in done.out
+    assert done.err.splitlines() == ["training …", "table A …"]
+    assert cli(*argv, "--json").json == {"alpha": 0.5, "html": str(tmp_path / "a.html")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from foredraft.cli import demo as demo_module
 from foredraft.cli.demo_prompts import PROMPTS
 from foredraft.cli.demo_table import Row, Run, remarks, total_of
 from foredraft.cli.stats import Tally, footer
+from foredraft.config import SamplingParams
 from foredraft.engine.engine import Engine
 from foredraft.engine.result import Result, Timings, Usage
 from foredraft.engine.stats import SpecStats
@@ -152,3 +154,16 @@ def test_a_difference_is_found_and_its_gap_measured(cli: Cli, monkeypatch: pytes
     for row in report["prompts"]:
         assert row["first_difference"] == 9
         assert row["top2_logit_gap"] == pytest.approx(8.0, abs=1e-3)  # the reciter's one high logit
+
+
+def test_the_time_of_showing_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(fake_load()("reciter"))
+    shown: list[int] = []
+
+    def slow(delta: Any) -> None:
+        time.sleep(0.05)
+        shown.append(len(delta.tokens))
+
+    run = demo_module.timed(engine, [1, 2, 3], SamplingParams(max_tokens=10), slow)
+    assert (sum(shown), run.timed_tokens) == (10, 9)
+    assert 0 < run.seconds < 0.05 * (len(shown) - 1)

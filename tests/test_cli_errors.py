@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -88,6 +89,26 @@ def test_a_file_that_is_not_text(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "picture"
     file.write_bytes(b"\xff\xfe\x00")
     assert "is not UTF-8 text" in cli("generate", "--file", str(file)).error_line
+
+
+def test_stdin_and_arguments_that_are_not_text(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for argv in (["generate", "-"], ["chat"]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), "utf-8"))
+        done = cli(*argv)
+        assert (done.code, done.error_line) == (2, "prompt: stdin is not UTF-8 text; convert it to UTF-8")
+    assert cli("generate", "a\udcff").error_line == "prompt: it is not UTF-8 text; convert it to UTF-8"
+
+
+def test_a_terminal_without_unicode_still_works() -> None:
+    done = subprocess.run(
+        [*FOREDRAFT, "drafters", "--json"], capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["drafters"]
+    done = subprocess.run(
+        [*FOREDRAFT, "generate", "--help"], capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_chat_needs_a_template(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

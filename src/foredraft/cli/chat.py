@@ -126,7 +126,10 @@ def history() -> Iterator[None]:
 def lines(interactive: bool) -> Iterator[str]:
     """What the user types, line by line, until the end of input; empty lines are passed over."""
     if not interactive:
-        yield from (line.strip() for line in sys.stdin if line.strip())
+        # Line by line, so that a program at the other end of the pipe can wait for each answer.
+        while line := session.whole_text(sys.stdin.readline, "stdin"):
+            if line.strip():
+                yield line.strip()
         return
     with history():
         while True:

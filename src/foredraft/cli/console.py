@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -121,7 +122,8 @@ def _jsonable(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """One object on stdout: indented for a person, on one line for a pipe."""
-    text = json.dumps(_jsonable(value), ensure_ascii=False, indent=2 if sys.stdout.isatty() else None, default=str)
+    ascii_only = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
+    text = json.dumps(_jsonable(value), ensure_ascii=ascii_only, indent=2 if sys.stdout.isatty() else None, default=str)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -136,6 +138,13 @@ def print_indented(
         line.rstrip()
         console.print(head + line, soft_wrap=True)
         head = Text(" " * head.cell_len)
+
+
+def never_fail_to_print() -> None:
+    """Characters that the terminal's encoding lacks become question marks, not errors."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def silence_stdout() -> None:

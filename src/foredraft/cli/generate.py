@@ -36,14 +36,14 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         raise ConfigError(problem, field="prompt", remedy="give PROMPT, '-' to read stdin, or --file PATH")
     if file is not None:
         try:
-            text = file.read_text("utf-8")
+            text = session.whole_text(lambda: file.read_text("utf-8"), str(file))
         except OSError as problem:
             reason = problem.strerror or str(problem)
-            raise ConfigError(f"cannot read {file} ({reason})", field="--file", remedy="check the path") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{file} is not UTF-8 text", field="--file", remedy="convert it to UTF-8") from None
+            raise ConfigError(f"cannot read {file} ({reason})", field="file", remedy="check the path") from None
+    elif prompt == "-":
+        text = session.whole_text(sys.stdin.read, "stdin")
     else:
-        text = sys.stdin.read() if prompt == "-" else prompt or ""
+        text = session.whole_text(lambda: prompt or "", "it")
     if not text:
         raise ConfigError("the prompt is empty", field="prompt", remedy="give at least one character")
     return text

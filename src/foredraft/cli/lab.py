@@ -54,9 +54,9 @@ class Bars:
 def bars() -> Iterator[Bars]:
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
         TextColumn("[dim]{task.fields[note]}"),
     )
     console = stderr()

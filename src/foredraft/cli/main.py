@@ -14,7 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from foredraft.cli import chat, demo, doctor, drafters, generate, lab, models
-from foredraft.cli.console import one_line, print_error, print_note, silence_stdout, warnings_as_lines
+from foredraft.cli.console import (
+    never_fail_to_print,
+    one_line,
+    print_error,
+    print_note,
+    silence_stdout,
+    warnings_as_lines,
+)
 from foredraft.cli.help import Command, Group
 from foredraft.cli.options import flag_name
 from foredraft.errors import ForedraftError
@@ -51,6 +58,7 @@ class ForedraftGroup(Group):
         **extra: Any,
     ) -> Any:
         warnings_as_lines()
+        never_fail_to_print()
         argv = list(sys.argv[1:] if args is None else args)
         debug = "--debug" in argv  # wherever it stands: people add it to the end of a line that failed
         argv = [argument for argument in argv if argument != "--debug"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -100,6 +100,20 @@ def open_engine(target: str | LoadedModel, drafter: str | None, given: Given, **
         from foredraft import Engine  # torch is imported here, not by --help
 
         return Engine(target=target, drafter=drafter, **settings)
+
+
+def whole_text(read: Callable[[], str], where: str) -> str:
+    """What ``read`` returns, if it is text.
+
+    Raises:
+        ConfigError: Its bytes are not UTF-8. (Python smuggles such bytes through arguments as lone surrogates.)
+    """
+    try:
+        text = read()
+        text.encode("utf-8")
+    except UnicodeError:
+        raise ConfigError(f"{where} is not UTF-8 text", field="prompt", remedy="convert it to UTF-8") from None
+    return text
 
 
 def tokenizer_of(engine: Engine) -> Tokenizer:
