@@ -6,6 +6,7 @@ import errno
 import hashlib
 import shutil
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -116,9 +117,8 @@ def test_unexpected_wheels_are_refused(index: Path, tmp_path: Path, data: dict[s
     assert not (tmp_path.parent / "up.bin").exists()
 
 
-def test_a_source_archive_is_never_built(index: Path, tmp_path: Path) -> None:
-    import tarfile
-
+def test_a_source_archive_is_never_built(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # pip's odd spelling of "build with what is installed"
     source = tmp_path / "src" / "tiny_src-1.0"
     source.mkdir(parents=True)
     (source / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")

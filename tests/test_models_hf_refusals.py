@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,17 +144,24 @@ def test_a_folder_is_loaded_without_a_word(folder: Path, capfd: pytest.CaptureFi
     assert target.max_context == 32
     assert target.dtype == torch.float32
     assert torch.equal(logits(target), logits(HfTarget(gpt2())))
+    levels = []
+    hook = target.model.register_forward_pre_hook(lambda *_: levels.append(tf.utils.logging.get_verbosity()))
+    logits(target)
+    hook.remove()
+    assert levels == [tf.utils.logging.ERROR]  # it would comment on texts that hold the padding token
     assert load_hf(str(folder), "bfloat16").dtype == torch.bfloat16
     assert load_hf(str(folder), torch.float64).dtype == torch.float64
     assert capfd.readouterr() == ("", "")
 
 
-def test_transformers_own_settings_come_back() -> None:
+def test_transformers_own_settings_come_back(capsys: pytest.CaptureFixture[str]) -> None:
     logging = tf.utils.logging
     before = logging.get_verbosity()
     logging.set_verbosity_info()
     with quiet_transformers():
         assert logging.get_verbosity() == logging.ERROR
+        print("a progress bar that obeys no setting", file=sys.stderr)
+    assert capsys.readouterr().err == ""
     assert logging.get_verbosity() == logging.INFO
     assert logging.is_progress_bar_enabled()
     logging.set_verbosity(before)

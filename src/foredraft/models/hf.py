@@ -20,7 +20,7 @@ from foredraft.models.base import ForwardOutput, Segment
 from foredraft.models.hf_cache import HfCache, cache_factory, windows
 from foredraft.models.hf_layers import decoder_layers, watching
 from foredraft.models.hf_limits import cache_argument, context_limit, refuse_encoder_decoder, takes, text_config
-from foredraft.models.hf_load import load_model, quiet_transformers
+from foredraft.models.hf_load import load_model, quiet_log, quiet_transformers
 
 __all__ = ["HfTarget", "load_hf"]
 
@@ -116,7 +116,9 @@ class HfTarget:
 
     def call(self, tokens: Sequence[int], **arguments: Any) -> Any:
         """The model on one row of tokens, as transformers answers."""
-        return self.model(input_ids=torch.tensor([list(tokens)], device=self.device), return_dict=True, **arguments)
+        ids = torch.tensor([list(tokens)], device=self.device)
+        with quiet_log():  # it advises a padding mask whenever a text holds the padding token; nothing is padded here
+            return self.model(input_ids=ids, return_dict=True, **arguments)
 
     def _run(self, segment: Segment, step: Sequence[int]) -> Tensor:
         store = self._cache.store(segment.slot)

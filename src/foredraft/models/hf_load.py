@@ -21,20 +21,30 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @contextmanager
+def quiet_log() -> Iterator[None]:
+    """Keeps transformers from logging advice; its own setting comes back afterwards."""
+    logging = transformers.utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keeps transformers from writing warnings and progress bars; its own settings come back afterwards.
+    """Keeps transformers from writing advice and progress bars while a model is read; its settings come back.
 
     Some of its bars obey no setting, so what is written to stderr meanwhile is dropped; errors are raised, not written.
     """
     logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
+    bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):
+        with quiet_log(), redirect_stderr(io.StringIO()):
             yield
     finally:
-        logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
 
