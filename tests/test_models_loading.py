@@ -152,6 +152,24 @@ def test_what_is_not_understood_is_refused(folder: Path, changes: dict[str, Any]
         shape_from_config(config_of(folder, **changes))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "many"},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 3, "head_dim": 16},
+        {"num_hidden_layers": 0},
+        {"head_dim": 7},
+        {"vocab_size": -1},
+        {"rope_parameters": [1]},
+        {"rope_parameters": {"rope_type": "linear", "factor": "x", "rope_theta": 1e4}},
+    ],
+)
+def test_nonsense_is_a_load_error(folder: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError):
+        shape_from_config(config_of(folder, **changes))
+
+
 def test_features_that_are_off_do_no_harm(folder: Path) -> None:
     expected = shape_from_config(config_of(folder))
     off = {"brand_new_feature": False, "quantization_config": None, "_private": 3, "use_cache": False}

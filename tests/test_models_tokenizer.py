@@ -282,6 +282,12 @@ def test_hostile_templates_end_in_one_clear_error(template: str, message: str) -
         with_template(template).chat([{"role": "user", "content": "x"}])
 
 
+def test_text_that_is_none() -> None:
+    for text in ("\ud83d", None, 5):
+        with pytest.raises(ConfigError, match="prompt: is not valid text"):
+            BYTE_LEVEL.encode(text)  # type: ignore[arg-type]
+
+
 def test_no_template_and_a_broken_one() -> None:
     plain = from_gguf(metadata_of(trained("gpt-2"), "gpt-2"))
     assert not plain.has_chat_template

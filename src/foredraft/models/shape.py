@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from foredraft.errors import ConfigError
+from foredraft.errors import ConfigError, UnsupportedModelError
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -94,6 +94,16 @@ class DecoderShape:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     moe: MoeShape | None = None
+
+    def __post_init__(self) -> None:
+        sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.heads, self.kv_heads, self.head_dim)
+        moe = () if self.moe is None else (self.moe.experts, self.moe.top_k, self.moe.intermediate)
+        if any(not isinstance(size, int) or size < 1 for size in (*sizes, *moe, self.layers, self.max_positions)):
+            raise UnsupportedModelError("a size is not a positive integer", field=self.architecture)
+        if self.heads % self.kv_heads or self.head_dim % 2 or (self.moe and self.moe.top_k > self.moe.experts):
+            raise UnsupportedModelError("its sizes do not fit one another", field=self.architecture)
+        if any(window is not None and window < 1 for window in self.windows):
+            raise UnsupportedModelError("a window is not positive", field=self.architecture)
 
     @property
     def layers(self) -> int:

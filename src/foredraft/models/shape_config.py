@@ -68,6 +68,8 @@ def shape_from_config(config: Mapping[str, Any]) -> DecoderShape:
         return _shape(name, config)
     except KeyError as missing:
         raise UnsupportedModelError("is missing from config.json", field=str(missing).strip("'")) from None
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise UnsupportedModelError(f"has a value of the wrong kind ({error})", field="config.json") from None
 
 
 def _shape(name: str, config: Mapping[str, Any]) -> DecoderShape:

@@ -14,8 +14,15 @@ from foredraft.models.shape import DecoderShape, MoeShape, Rope
 _GEMMA = {"gemma", "gemma2", "gemma3"}
 _DENSE = {"llama", "qwen2", "qwen3", *_GEMMA}
 _MOE = {"qwen2moe", "qwen3moe"}
-_REFUSED = ("logit_scale", "residual_scale", "attention.scale", "embedding_scale", "expert_weights_scale")
-"""Keys of other families (Granite, Grok, …) that change the arithmetic."""
+_KEYS = set(
+    """vocab_size context_length embedding_length block_count feed_forward_length tensor_data_layout
+    attention.head_count attention.head_count_kv attention.key_length attention.value_length
+    attention.layer_norm_rms_epsilon attention.sliding_window attention.sliding_window_pattern
+    rope.dimension_count rope.freq_base rope.freq_base_swa rope.scale_linear rope.scaling.type rope.scaling.factor
+    rope.scaling.original_context_length rope.scaling.finetuned attn_logit_softcapping final_logit_softcapping
+    expert_count expert_used_count expert_feed_forward_length expert_shared_feed_forward_length""".split()  # noqa: SIM905
+)
+"""Keys that are understood; any other may change the arithmetic and is refused."""
 
 
 class _Keys:
@@ -32,6 +39,8 @@ class _Keys:
                 field=str(self._file.path),
                 remedy="convert the model again with a current converter",
             )
+        if isinstance(value, list) and key != "attention.sliding_window_pattern":
+            raise UnsupportedModelError(f"{self._prefix + key!r} varies by layer", field=str(self._file.path))
         return value
 
     def has(self, key: str) -> bool:
@@ -49,9 +58,18 @@ def shape_from_gguf(file: GGUFFile) -> DecoderShape:
     if name not in _DENSE | _MOE:
         raise UnsupportedModelError(f"architecture {name!r} is not one that the decoder runs", field=str(file.path))
     keys = _Keys(file, name)
-    for key in _REFUSED:
-        if keys.has(key):
-            raise UnsupportedModelError(f"metadata key '{name}.{key}' is not supported", field=str(file.path))
+    for key in file.metadata:
+        if key.startswith(name + ".") and key.removeprefix(name + ".") not in _KEYS:
+            raise UnsupportedModelError(f"metadata key {key!r} is not understood", field=str(file.path))
+    try:
+        return _shape(name, file, keys)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ModelLoadError(
+            f"its metadata contradict themselves ({error})", field=str(file.path), remedy="download it again"
+        ) from None
+
+
+def _shape(name: str, file: GGUFFile, keys: _Keys) -> DecoderShape:
     heads, d = keys("attention.head_count"), keys("embedding_length")
     head_dim = keys("attention.key_length", d // heads)
     if keys("attention.value_length", head_dim) != head_dim or keys("rope.dimension_count", head_dim) != head_dim:
@@ -69,7 +87,9 @@ def shape_from_gguf(file: GGUFFile) -> DecoderShape:
         head_dim=head_dim,
         windows=_windows(name, keys, layers),
         rope=_rope(file, keys, head_dim, max_positions, 1e6 if name == "gemma3" else 1e4),
-        rope_local=make_rope({"rope_theta": 1e4}, head_dim, max_positions) if name == "gemma3" else None,
+        rope_local=make_rope({"rope_theta": keys("rope.freq_base_swa", 1e4)}, head_dim, max_positions)
+        if name == "gemma3"
+        else None,
         norm_eps=keys("attention.layer_norm_rms_epsilon"),
         max_positions=max_positions,
         tied="output.weight" not in file.tensors,

@@ -70,7 +70,10 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of ``text``; ``special`` adds the tokens that the model expects around a text (BOS)."""
-        return self.backend.encode(text, add_special_tokens=special).ids
+        try:
+            return self.backend.encode(text, add_special_tokens=special).ids
+        except (TypeError, UnicodeError) as error:  # half a surrogate pair, or no string at all
+            raise ConfigError(f"is not valid text ({error})", field="prompt") from None
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self.backend.decode(list(ids), skip_special_tokens=skip_special)
