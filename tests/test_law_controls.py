@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 from foredraft.config import SamplingParams
-from foredraft.sampling import TokenLaw, draw
-from foredraft.testing.law import Prefix, exact_law, law_of_drafts, plain_law
+from foredraft.sampling import TokenLaw, draw, race
+from foredraft.testing.law import Prefix, chains, exact_law, law_of_drafts, plain_law
 from foredraft.types import Draft, Verdict
-from foredraft.verify import block, rejection
+from foredraft.verify import block, coupled, rejection
 
 P = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
 Q = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
@@ -173,6 +173,38 @@ def test_longest_match_among_independent_candidates() -> None:
 
     right = law_of_drafts(first_candidate, law, lambda prefix: [(tree, 1.0)] if not prefix else [(Draft(), 1.0)])
     assert error(right, first) < 1e-12
+
+
+def test_a_coupled_rule_that_races_the_wrong_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(draft: Draft, p: Tensor, exponentials: Sequence[Tensor]) -> Verdict:
+        verdict = coupled(draft, p, exponentials)
+        return (
+            Verdict.chain(draft.k, race(p[draft.k - 1], exponentials[draft.k]), draft.k) if verdict.bonus else verdict
+        )
+
+    assert error(exact_law("coupled", p, q, 2, 3), plain_law(p, 3)) < 1e-12
+    monkeypatch.setattr("foredraft.testing.law.coupled", wrong)
+    assert error(exact_law("coupled", p, q, 2, 3), plain_law(p, 3)) > 1e-3
+
+
+@pytest.mark.parametrize("rule", [rejection, block])
+def test_a_drafter_may_stop_at_a_token_that_it_drew_but_not_drop_it(rule: object) -> None:
+    """Whether to go on may depend on what was drawn; whether to propose it may not."""
+
+    def stops_at_zero(prefix: Prefix) -> Iterator[tuple[Draft, float]]:
+        for draft, weight in chains(q, 1, prefix):
+            if draft.tokens == (0,):
+                yield draft, weight
+                continue
+            for longer, more in chains(q, 1, prefix + draft.tokens):
+                yield Draft(draft.tokens + longer.tokens, torch.cat((draft.q, longer.q))), weight * more
+
+    def drops_zero(prefix: Prefix) -> Iterator[tuple[Draft, float]]:
+        for draft, weight in chains(q, 1, prefix):
+            yield (Draft() if draft.tokens == (0,) else draft), weight
+
+    assert error(law_of_drafts(rule, p, stops_at_zero, 3), plain_law(p, 3)) < 1e-12
+    assert error(law_of_drafts(rule, p, drops_zero, 3), plain_law(p, 3)) > 1e-2
 
 
 def test_prefix_is_not_forgotten() -> None:

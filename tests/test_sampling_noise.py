@@ -61,7 +61,7 @@ def test_fresh_seeds_differ_and_fit() -> None:
     RequestNoise(2**63 - 1).uniform(Purpose.DRAFT, 0, 0)
 
 
-@pytest.mark.parametrize("u", [0.0, 0.5, LAST])
+@pytest.mark.parametrize("u", [0.0, 0.5, LAST, 1.0])
 @pytest.mark.parametrize(
     "row", [[0.0, 0.3, 0.0, 0.7, 0.0], [1.0], [0.0, 0.0, 1e-300], [0.1] * 10, [0.0, 1 / 3, 1 / 3, 1 / 3, 0.0]]
 )

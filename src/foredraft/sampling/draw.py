@@ -27,7 +27,7 @@ def draw(p_row: Tensor, u: float) -> int:
     total = float(cdf[-1])
     if not 0.0 < total < float("inf"):
         raise NumericalError(f"a row of probabilities sums to {total}", field="p")
-    # Rounding may lift u * total to the total itself: the search then stops at the last token that has mass.
+    # The search ends at the last token that has mass, even if u is (rounded to) 1.
     end = int(cdf.searchsorted(total))
     return bisect_right(cdf, u * total, 0, end)
 

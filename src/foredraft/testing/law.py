@@ -179,7 +179,8 @@ class _Races(Sequence[Tensor]):
     """Noise of the coupled rule, a branch a winner.
 
     ``race(p, E)`` is token x with probability p(x). Row i, when first read, becomes noise with which token x wins, on
-    the branch x of weight p_i(x): the rule must depend on the noise of a row through nothing but the winner.
+    the branch x of weight p_i(x). It wins by a hair, so that a race with any other row has another winner: a rule
+    that takes its tokens from anything but the winner of the right row is found out.
     """
 
     def __init__(self, p: Tensor, fork: Fork) -> None:
@@ -194,7 +195,7 @@ class _Races(Sequence[Tensor]):
             weights = self._p[row].tolist()
             winners = [x for x, weight in enumerate(weights) if weight > 0.0]
             winner = winners[self._fork.decide([weights[x] for x in winners])]
-            noise = torch.ones_like(self._p[row])
-            noise[winner] = 1e-9 * weights[winner]
+            noise = torch.where(self._p[row] > 0.0, self._p[row], 1.0)
+            noise[winner] *= 1.0 - 1e-9
             self._rows[row] = noise
         return self._rows[row]
