@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from foredraft.errors import ConfigError
 from foredraft.lab.article import ArticleReport, run_article
 from foredraft.lab.report import page
 from foredraft.lab.report_prose import lossless, summary
@@ -63,6 +64,13 @@ def test_a_second_run_trains_nothing_and_finds_the_same_laws(report: ArticleRepo
     assert again.table_a == first.table_a
     assert again.table_c == first.table_c
     assert again.strips == first.strips
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match="cannot write") as caught:
+        run_article(tmp_path / "file" / "out", quick=True)
+    assert caught.value.field == "out"
 
 
 class Outline(HTMLParser):

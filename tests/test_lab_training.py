@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from foredraft.errors import ModelLoadError
+from foredraft.errors import ForedraftError, ModelLoadError
 from foredraft.lab.char_models import DRAFTER, QUICK_DRAFTER, TARGET, CharModelSpec, TrainedModel, train_or_reuse
 from foredraft.lab.corpus import Corpus, make_corpus
 from foredraft.lab.progress import NoProgress
@@ -112,3 +112,27 @@ def test_damaged_facts_are_named(corpus: Corpus, tmp_path: Path) -> None:
     (model.folder / "trained.json").write_text("{")
     with pytest.raises(ModelLoadError, match="--retrain"):
         trained(corpus, tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_is_named(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ForedraftError, match="FOREDRAFT_HOME"):
+        trained(corpus, tmp_path / "file")
+
+
+def test_a_damaged_training_checkpoint_is_named(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trained(corpus, tmp_path, progress=Interrupting(after=3))
+    [folder] = tmp_path.iterdir()
+    (folder / CHECKPOINT).write_bytes(b"not a checkpoint")
+    with pytest.raises(ForedraftError, match="--retrain"):
+        trained(corpus, tmp_path)
+    assert not trained(corpus, tmp_path, retrain=True).reused
+
+
+def test_training_leaves_the_callers_random_numbers_alone(corpus: Corpus, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    trained(corpus, tmp_path)
+    torch.testing.assert_close(torch.rand(3), expected)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from foredraft.errors import ConfigError
 from foredraft.lab.acceptance import strips, table_a
 from foredraft.lab.char_models import (
     DRAFTER,
@@ -123,9 +124,10 @@ def run_article(
         progress: Told about every stage.
 
     Raises:
-        ConfigError: The corpus is not on this system or too short.
+        ConfigError: The corpus is not on this system or too short, or ``out_dir`` cannot be written.
+        ForedraftError: The trained models cannot be kept.
     """
-    out_dir.mkdir(parents=True, exist_ok=True)
+    _must_be_writable(out_dir)
     article = study(QUICK if quick else FULL, corpus, seed, retrain, quick, progress or NoProgress())
     report = ArticleReport(article, out_dir / "article.json", out_dir / "article.html", summary(article))
     _write(report.json_path, article.model_dump_json(indent=1))
@@ -203,6 +205,17 @@ def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[name] = round(time.perf_counter() - start, 2)
+
+
+def _must_be_writable(folder: Path) -> None:
+    """Finds out before minutes of work, not after them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        _write(probe, "")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder} ({error.strerror})", field="out", remedy="name another") from None
 
 
 def _write(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
@@ -18,7 +19,7 @@ from tokenizers.normalizers import NFC, NFD
 from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from foredraft.errors import ModelLoadError
+from foredraft.errors import ForedraftError, ModelLoadError
 from foredraft.lab.corpus import Corpus
 from foredraft.lab.progress import NoProgress, Progress
 from foredraft.lab.training import CHECKPOINT, Schedule, train
@@ -109,16 +110,32 @@ def train_or_reuse(
 
     The key is the hash of corpus, shape, schedule and seed. A run that was interrupted goes on where its last
     checkpoint was and ends with the same weights.
+
+    Raises:
+        ModelLoadError: The cached model is damaged.
+        ForedraftError: The folder cannot be read or written, or the disk is full.
     """
     folder = (home or lab_home()) / f"{spec.name}-{_key(corpus, spec, schedule, seed)}"
-    if retrain and folder.exists():
-        shutil.rmtree(folder)
-    if (folder / DONE).is_file():
-        return _reuse(folder, spec)
+    try:
+        if retrain and folder.exists():
+            shutil.rmtree(folder)
+        if not (folder / DONE).is_file():
+            _train_into(folder, corpus, spec, schedule, seed, progress or NoProgress())
+            return _trained(folder, spec, reused=False)
+        return _trained(folder, spec, reused=True)
+    except (OSError, SafetensorError) as error:
+        remedy = "free some disk space, train with --retrain, or set FOREDRAFT_HOME to a folder that can be written"
+        raise ForedraftError(f"cannot keep the model there ({error})", field=str(folder), remedy=remedy) from None
+
+
+def _train_into(
+    folder: Path, corpus: Corpus, spec: CharModelSpec, schedule: Schedule, seed: int, progress: Progress
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(spec.config(corpus.vocab_size, schedule.context)).float()
-    result = train(model, corpus, schedule, seed=seed, folder=folder, progress=progress or NoProgress())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(spec.config(corpus.vocab_size, schedule.context)).float()
+    result = train(model, corpus, schedule, seed=seed, folder=folder, progress=progress)
     _save(model, corpus, folder)
     facts = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -134,7 +151,6 @@ def train_or_reuse(
     unfinished = folder / f"{DONE}.part"
     unfinished.write_text(json.dumps(facts, indent=1))
     unfinished.replace(folder / DONE)
-    return _trained(folder, spec, facts, reused=False)
 
 
 def _save(model: LlamaForCausalLM, corpus: Corpus, folder: Path) -> None:
@@ -151,24 +167,21 @@ def _save(model: LlamaForCausalLM, corpus: Corpus, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def _reuse(folder: Path, spec: CharModelSpec) -> TrainedModel:
+def _trained(folder: Path, spec: CharModelSpec, *, reused: bool) -> TrainedModel:
     try:
-        return _trained(folder, spec, json.loads((folder / DONE).read_text()), reused=True)
+        facts = json.loads((folder / DONE).read_text())
+        return TrainedModel(
+            name=spec.name,
+            folder=folder,
+            layers=spec.layers,
+            parameters=int(facts["parameters"]),
+            held_out_loss=float(facts["held_out_loss"]),
+            train_seconds=float(facts["train_seconds"]),
+            reused=reused,
+        )
     except (ValueError, KeyError, TypeError) as error:
         remedy = "train again with --retrain"
         raise ModelLoadError(f"damaged checkpoint ({error})", field=str(folder / DONE), remedy=remedy) from None
-
-
-def _trained(folder: Path, spec: CharModelSpec, facts: dict[str, object], *, reused: bool) -> TrainedModel:
-    return TrainedModel(
-        name=spec.name,
-        folder=folder,
-        layers=spec.layers,
-        parameters=int(str(facts["parameters"])),
-        held_out_loss=float(str(facts["held_out_loss"])),
-        train_seconds=float(str(facts["train_seconds"])),
-        reused=reused,
-    )
 
 
 def _key(corpus: Corpus, spec: CharModelSpec, schedule: Schedule, seed: int) -> str:
