@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import re
 import shutil
 import sys
 import tarfile
@@ -235,3 +236,18 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert catalog.cache_dir() == Path("/b/foredraft/models")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert catalog.cache_dir() == Path.home() / ".cache" / "foredraft" / "models"
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("/usr/bin/python: No module named pip", "this Python has no pip.*ensurepip"),
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "ENOSPC"),
+        ("WARNING: Retrying … Failed to establish: Temporary failure in name resolution", "cannot be reached"),
+        ("ERROR: No matching distribution found for a==1", "your package index does not have it"),
+        ("noise\nERROR: something new\nmore noise", r"pip could not download it \(ERROR: something new\)"),
+        ("", "it gave no reason"),
+    ],
+)
+def test_what_pip_says_becomes_one_sentence(tmp_path: Path, said: str, sentence: str) -> None:
+    assert re.search(sentence, str(catalog_fetch._pip_error("a==1", said, tmp_path)))
