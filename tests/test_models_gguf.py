@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -18,7 +19,9 @@ from transformers.integrations.gguf.dequant import dequantize as their_dequantis
 from foredraft.errors import ModelLoadError, UnsupportedModelError
 from foredraft.models.gguf_blocks import dequantise
 from foredraft.models.gguf_file import GGUFFile
+from foredraft.models.linear import dense_linear
 from foredraft.models.loading import load_model
+from foredraft.models.packed import packed_linear
 
 
 @pytest.fixture
@@ -46,9 +49,11 @@ def test_formats(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     before = reference(model, random_tokens(20))
     write_gguf(model, "llama", path, kind)
-    target = load_model(path, dtype="float32", device="cpu", cache_bytes=2**28).target
     expected = reference(model, random_tokens(20))
-    torch.testing.assert_close(fresh(target, random_tokens(20)), expected, atol=1e-4, rtol=1e-4)
+    for make_linear in (dense_linear, packed_linear()):
+        options: Any = {"dtype": "float32", "device": "cpu", "cache_bytes": 2**28, "make_linear": make_linear}
+        target = load_model(path, **options).target
+        torch.testing.assert_close(fresh(target, random_tokens(20)), expected, atol=1e-4, rtol=1e-4)
     assert (before - expected).abs().max() > 1e-4  # the rounding is really there
 
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from foredraft import kernels
 from foredraft.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from foredraft.models.build import build_decoder
 from foredraft.models.gguf_file import GGUFFile
 from foredraft.models.info import LoadedModel, ModelInfo
 from foredraft.models.linear import LinearFactory, dense_linear
 from foredraft.models.locate import locate
+from foredraft.models.packed import packed_linear
 from foredraft.models.safetensors_folder import SafetensorsFolder
 from foredraft.models.shape import DecoderShape
 from foredraft.models.shape_config import shape_from_config
@@ -44,7 +46,7 @@ def load_model(
     cache_bytes: int | None = None,
     layers: int | None = None,
     trust_remote_code: bool = False,
-    make_linear: LinearFactory = dense_linear,
+    make_linear: LinearFactory | None = None,
 ) -> LoadedModel:
     """Loads a model and its tokenizer.
 
@@ -56,7 +58,9 @@ def load_model(
         cache_bytes: Budget of the KV cache; by default a quarter of the memory that is free after loading.
         layers: Keep only the first so many layers: a draft model by early exit.
         trust_remote_code: Lets a model outside the built-in families run its own Python code.
-        make_linear: Builds the matrix products, see :mod:`foredraft.models.linear`.
+        make_linear: Builds the matrix products, see :mod:`foredraft.models.linear`. None: weights packed in the bits
+            that the file holds (:mod:`foredraft.models.packed`) where a CPU, dtype and compiled kernels allow, else
+            dense ones. A model to be trained needs ``dense_linear``.
 
     Raises:
         ModelLoadError: It cannot be found or read, is damaged, or lacks a weight.
@@ -80,7 +84,9 @@ def load_model(
         return LoadedModel(other, parts.tokenizer(), _adapter_info(parts, other))
     shape = parts.shape if layers is None else parts.shape.truncated(layers)
     with _one_thread():
-        target = build_decoder(parts.source(), shape, kind, where, cache_bytes, max_context, make_linear)
+        target = build_decoder(
+            parts.source(), shape, kind, where, cache_bytes, max_context, make_linear or _best_linear(kind, where)
+        )
         tokenizer = parts.tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ModelLoadError(
@@ -180,6 +186,11 @@ def _one_thread() -> Iterator[None]:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _best_linear(dtype: torch.dtype, device: torch.device) -> LinearFactory:
+    packable = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+    return packed_linear() if packable and kernels.available() else dense_linear
 
 
 def _device(name: str) -> torch.device:
