@@ -246,14 +246,14 @@ class Loop:
             self._fail(request, error)
             return
         rows = len(work.unread)
-        path = [rows + node for node in verdict.path[:kept]]
-        cache.commit(request.slot, [*range(rows), *path])
+        keep = rows + kept if work.draft.parents is None else [*range(rows), *(rows + n for n in verdict.path[:kept])]
+        cache.commit(request.slot, keep)
         if request.started and work.request.drafting:
             request.acceptance.update(work.draft.k, min(kept, verdict.accepted))
         if work.shadow is not None:
             request.acceptance.update(1, int(request.ids[-1] == work.shadow))
         request.started = True
-        self._observe(work, verdict, taps, rows + len(path))
+        self._observe(work, verdict, taps, keep)
 
     def _judge(self, work: Work, logits: Tensor) -> Verdict:
         """Verifies the draft; if a row that only the draft reaches is no law, decides without the draft."""
@@ -266,9 +266,12 @@ class Loop:
             work.draft = NO_DRAFT
             return judge(work.request, NO_DRAFT, logits[:1])
 
-    def _observe(self, work: Work, verdict: Verdict | None, taps: Tensor | None, rows: int) -> None:
+    def _observe(self, work: Work, verdict: Verdict | None, taps: Tensor | None, keep: int | list[int]) -> None:
+        """Tells the drafter what became of its draft; of the tapped rows it gets those that the cache kept."""
         if self.drafter is None or not work.request.drafting:
             return
+        if taps is not None:
+            taps = taps[:keep] if isinstance(keep, int) else taps[keep]
         try:
             self.drafter.observe(work.request, verdict, taps)
         except Exception as error:
