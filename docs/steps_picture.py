@@ -13,6 +13,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from foredraft import Engine, SamplingParams
@@ -101,7 +102,7 @@ def main() -> None:
             piece = text(engine, token)
             fill, ink = COLOURS[kind]
             width = len(piece) + 1.2
-            box = plt.Rectangle((x, y - 0.36), width, 0.72, facecolor=fill, edgecolor=ink, linewidth=0.6)
+            box = Rectangle((x, y - 0.36), width, 0.72, facecolor=fill, edgecolor=ink, linewidth=0.6)
             axes.add_patch(box)
             axes.text(x + width / 2, y, piece, ha="center", va="center", fontsize=8, color=ink, family="monospace")
             if kind == "rejected":
@@ -109,7 +110,7 @@ def main() -> None:
             x += width + 0.4
         widest = max(widest, x)
     handles = [
-        plt.Rectangle((0, 0), 1, 1, facecolor=COLOURS[kind][0], edgecolor=COLOURS[kind][1], label=label)
+        Rectangle((0, 0), 1, 1, facecolor=COLOURS[kind][0], edgecolor=COLOURS[kind][1], label=label)
         for kind, label in MEANING.items()
     ]
     axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncol=5, fontsize=7.5, frameon=False)
