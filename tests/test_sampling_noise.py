@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,3 +97,14 @@ def test_broken_rows_are_refused(bad: float) -> None:
         draw(torch.zeros(3), 0.5)
     with pytest.raises(NumericalError):
         race(torch.zeros(3), torch.ones(3, dtype=torch.float64))
+
+
+def test_the_most_extreme_words_give_finite_positive_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    extremes = np.array([0, 2**64 - 1], dtype=np.uint64)
+    monkeypatch.setattr(RequestNoise, "_words", lambda self, purpose, position, anchor, n: extremes)
+    noise = RequestNoise(0).exponentials(0, 2)
+    assert bool((noise > 0).all())
+    assert bool(noise.isfinite().all())
+    assert RequestNoise(0).uniform(Purpose.NEXT, 0, 0) == 0.0
+    extremes = extremes[::-1].copy()
+    assert RequestNoise(0).uniform(Purpose.NEXT, 0, 0) == LAST

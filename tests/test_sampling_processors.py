@@ -236,3 +236,23 @@ def test_cost_of_a_step_does_not_grow_with_the_text() -> None:
         return sorted(times)[15]
 
     assert seconds(20_000) < 3 * seconds(200) + 1e-4
+
+
+def test_bad_sequences_are_found_across_prompt_output_and_draft() -> None:
+    """1 2 3 is bad, wherever the committed text ends; a part of it, or another order, is not."""
+    params = SamplingParams(temperature=1.0, bad_token_ids=((1, 2, 3), (0,)))
+    for prompt, output, path, banned in (
+        ([1, 2], [], [], True),
+        ([1], [2], [], True),
+        ([1], [], [2], True),
+        ([4], [1], [2], True),
+        ([4], [], [1, 2], True),
+        ([2], [], [], False),
+        ([2], [1], [], False),
+        ([1, 2], [4], [], False),
+    ):
+        law = TokenLaw(params, prompt, V)
+        law.commit(output)
+        row = law.probs(torch.zeros(1, V), [path])[0]
+        assert bool(row[3] == 0) is banned, (prompt, output, path)
+        assert row[0] == 0
