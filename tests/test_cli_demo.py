@@ -130,7 +130,7 @@ def test_nothing_carries_over_from_one_run_to_the_next(cli: Cli, monkeypatch: py
 
     monkeypatch.setattr(Engine, "stream", spy)
     assert cli("demo", "--max-tokens", "4", "--json").code == 0
-    assert reused == [0] * (4 * len(PROMPTS))
+    assert reused == [0] * (1 + 4 * len(PROMPTS))  # the warm-up's too
 
 
 def test_a_slow_machine_measures_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,3 +167,16 @@ def test_the_time_of_showing_does_not_count(monkeypatch: pytest.MonkeyPatch) -> 
     run = demo_module.timed(engine, [1, 2, 3], SamplingParams(max_tokens=10), slow)
     assert (sum(shown), run.timed_tokens) == (10, 9)
     assert 0 < run.seconds < 0.05 * (len(shown) - 1)
+
+
+def test_a_slow_machine_writes_less(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert demo_module.affordable(1e9) == demo_module.TOKENS
+    for rate in (2.5, 5.0, 9.0):  # both ways, every prompt, no draft accepted
+        assert demo_module.affordable(rate) * 2 * len(PROMPTS) / rate <= demo_module.BUDGET_S
+    assert demo_module.affordable(0.01) == 16
+    monkeypatch.setattr(demo_module, "warm_up", lambda _: 2.0)
+    monkeypatch.setattr(demo_module, "ENOUGH_S", 0.0)
+    done = cli("demo", "--json")
+    assert all(row["plain"]["tokens"] == demo_module.affordable(2.0) for row in done.json["prompts"])
+    assert done.err.startswith("warning: plain decoding runs at 2.0 tokens a second")
+    assert cli("demo", "--json", "--max-tokens", "9").err == ""

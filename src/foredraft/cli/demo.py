@@ -14,7 +14,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from foredraft.cli import session
-from foredraft.cli.console import TokenPrinter, legend, print_json, stderr, stdout, warnings_held
+from foredraft.cli.console import TokenPrinter, legend, print_json, print_warning, stderr, stdout, warnings_held
 from foredraft.cli.demo_prompts import PROMPTS, DemoPrompt
 from foredraft.cli.demo_table import Row, Run, print_tables, total_of, verdict
 from foredraft.cli.models import fetch_with_bar
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
     from foredraft.engine.result import StreamDelta
 
+TOKENS = 128
+BUDGET_S = 110.0
+"""Seconds that the first pass over the prompts may take, even if no draft is ever accepted."""
 ENOUGH_S = 50.0
 """A demo that has taken longer than this does not measure a second time."""
 
@@ -84,6 +87,20 @@ def token_bar(label: str, total: int) -> Iterator[OnDelta]:
         yield lambda delta: progress.advance(task, len(delta.tokens))
 
 
+def warm_up(engines: Pair) -> float:
+    """Decodes a little both ways, so that nothing happens for the first time later; returns plain tokens a second."""
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    ids = engines.prompt_ids(PROMPTS[0])
+    engines.speculative.generate([ids], params)
+    run = timed(engines.plain, ids, params, lambda delta: None)
+    return run.rate or float("inf")
+
+
+def affordable(rate: float) -> int:
+    """Tokens a prompt that both ways can write in about ``BUDGET_S`` on this machine."""
+    return max(16, int(min(TOKENS, BUDGET_S * rate / (2 * len(PROMPTS)))))
+
+
 def compare(engines: Pair, prompt: DemoPrompt, params: SamplingParams, *, plain_first: bool, quiet: bool) -> Row:
     """Decodes one prompt both ways and looks for the first token that differs."""
     ids, console = engines.prompt_ids(prompt), stdout()
@@ -141,8 +158,15 @@ def demo(
     target: session.TargetOption = session.DEFAULT_TARGET,
     drafter: session.DrafterOption = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=2, help="Most tokens to write for each prompt.")
-    ] = 128,
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            metavar="N",
+            min=2,
+            help="Most tokens to write for each prompt.",
+            show_default=f"{TOKENS}, fewer on a slow machine",
+        ),
+    ] = None,
     json: session.JsonOption = False,
     *,
     given: Given,
@@ -153,8 +177,13 @@ def demo(
     name = drafter or session.DEFAULT_DRAFTER
     engines = open_pair(target, name, given)
     with session.spinner("warming up …"):
-        for engine in (engines.plain, engines.speculative):
-            engine.generate(engines.prompt_ids(PROMPTS[0]), SamplingParams(max_tokens=8))
+        rate = warm_up(engines)
+    if max_tokens is None:
+        max_tokens = affordable(rate)
+        if max_tokens < TOKENS:
+            print_warning(
+                f"plain decoding runs at {rate:.1f} tokens a second; writing {max_tokens} a prompt, not {TOKENS}"
+            )
     if not json:
         stdout().print(legend())
     params = SamplingParams(max_tokens=max_tokens)
