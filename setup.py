@@ -19,7 +19,7 @@ SOURCES = sorted(str(path) for path in Path("src/foredraft/kernels/csrc").glob("
 HEADERS = sorted(str(path) for path in Path("src/foredraft/kernels/csrc").glob("*.h"))
 
 # Contraction stays off: every fused multiply-add is written out, so that all instruction sets give the same bits.
-COMPILE = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-Wall"]
+COMPILE = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wno-psabi"]
 
 
 class BuildKernels(build_ext):

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch  # noqa: F401  (must be loaded before the library: it brings the OpenMP runtime)
 
 from foredraft.errors import ConfigError
+from foredraft.kernels.structs import STRUCTS
 
 LIBRARY = Path(__file__).with_name("_foredraft_kernels.so")
 """Where the build puts the library."""
@@ -32,6 +33,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fd_packed_bytes": (c_size_t, [c_int, c_long, c_long]),
     "fd_pack": (None, [c_int, c_void_p, c_long, c_long, c_void_p]),
     "fd_rows": (None, [c_int, c_void_p, c_long, c_void_p, c_long, c_void_p]),
+    "fd_pass": (None, [c_void_p, c_void_p]),
+    "fd_struct_size": (c_size_t, [c_int]),
     "fd_linear": (
         None,
         [c_int, c_void_p, c_long, c_long, c_void_p, c_long, c_long, c_void_p, c_void_p, c_long, c_int, c_int, c_int],
@@ -56,6 +59,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{LIBRARY.name} does not load: {error}"
     if library.fd_abi() != ABI:
         return None, f"{LIBRARY.name} is of another version (ABI {library.fd_abi()}, {ABI} is wanted); install again"
+    if [library.fd_struct_size(i) for i in range(len(STRUCTS))] != [ctypes.sizeof(struct) for struct in STRUCTS]:
+        return None, f"{LIBRARY.name} lays out its structs differently; install again"
     return library, ""
 
 

@@ -121,8 +121,8 @@ class PackedLinear:
             raise ConfigError(f"has shape {list(bias.shape)}, [{self.out_features}] is wanted", field="bias")
         self.bias = None if bias is None else bias.detach().to("cpu", torch.float32).contiguous()
         self.activations: Activations = activations
-        self._mode = _NUMBERS[activations]
-        self._parts = self._plan() if self.matrices[0].packed else []
+        self.mode = _NUMBERS[activations]
+        self._parts = self.plan() if self.matrices[0].packed else []
 
     @classmethod
     def from_float(
@@ -201,12 +201,14 @@ class PackedLinear:
             for number, weights, out, bias, first in self._parts:
                 call(
                     number, weights, out, self.in_features, pointer, step, n, bias, target + first, width, threads,
-                    self._mode, isa,
+                    self.mode, isa,
                 )  # fmt: skip
         return y
 
-    def _plan(self) -> list[tuple[int, int, int, int | None, int]]:
-        """The constant arguments of each matrix's call; ``first`` is its byte offset in a row of the result."""
+    def plan(self) -> list[tuple[int, int, int, int | None, int]]:
+        """The constant arguments of each matrix's call: format, address, outputs, address of its bias, and the byte
+        at which its outputs start in a row of the result.
+        """
         plan, start = [], 0
         for matrix in self.matrices:
             bias = None if self.bias is None else self.bias.data_ptr() + 4 * start

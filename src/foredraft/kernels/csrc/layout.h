@@ -48,8 +48,9 @@ inline int nibble_shift(int k) { return 4 * ((k % 8) / 2) + 16 * (k & 1); }
 inline int crumb_word(int k) { return k / 16; }
 inline int crumb_shift(int k) { return 2 * ((k % 16) / 2) + 16 * (k & 1); }
 
+// Always inlined: its copies are compiled for different instruction sets and must never be shared by the linker.
 template <class T>
-inline T load(const void* p) {
+inline __attribute__((always_inline)) T load(const void* p) {
     T v;
     std::memcpy(&v, p, sizeof v);
     return v;

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <vector>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -14,10 +12,10 @@ namespace foredraft {
 
 const Kernels& kernels(int isa) { return isa == 1 ? kAvx2 : kPortable; }
 
-void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, int threads) {
+void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, int team) {
     const Kernels& k = kernels(l.isa);
     const long count = panels(l.out), units = (count + kUnit - 1) / kUnit;
-    const long chunk = std::max(1L, units / (8L * threads));
+    const long chunk = std::max(1L, units / (8L * team));
     const long most = l.format <= kBF16 ? 6 : 8, tiles = (l.n + most - 1) / most;
     Tile t{0, 0, nullptr, panel_bytes(l.format, l.in), nullptr, l.ldx, 0, l.in};
     float sums[8 * 32];
@@ -40,29 +38,24 @@ void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, 
                 }
                 for (int r = 0; r < t.rows; ++r) {
                     float* y = l.y + (t.first_row + r) * l.ldy + column;
-                    for (long c = 0; c < width; ++c) y[c] = l.bias ? sums[32 * r + c] + l.bias[column + c] : sums[32 * r + c];
+                    for (long c = 0; c < width; ++c) {
+                        const float sum = l.bias ? sums[32 * r + c] + l.bias[column + c] : sums[32 * r + c];
+                        y[c] = l.add ? y[c] + sum : sum;
+                    }
                 }
             }
         }
     }
 }
 
-// Scratch of the calling thread for quantised activations; grows, never shrinks.
-struct Scratch {
-    std::vector<int16_t> q;
-    std::vector<float> scale, scaled_sum;
-    std::vector<int32_t> sums;
+void Scratch::reserve(size_t blocks) {
+    if (scale.size() >= blocks) return;
+    q.resize(blocks * 32);
+    scale.resize(blocks);
+    scaled_sum.resize(blocks);
+    sums.resize(blocks * 2);
+}
 
-    void reserve(size_t blocks) {
-        if (scale.size() >= blocks) return;
-        q.resize(blocks * 32);
-        scale.resize(blocks);
-        scaled_sum.resize(blocks);
-        sums.resize(blocks * 2);
-    }
-};
-
-// Rounds this thread's share of all blocks of all rows; rounding is local to a block, so the shares cannot matter.
 void quantise_share(const Linear& l, Scratch& scratch, int thread, int team) {
     const Kernels& k = kernels(l.isa);
     const QuantiseKernel quantise = l.activations == kInt8 ? k.quantise8 : k.quantise16;
@@ -100,7 +93,7 @@ void fd_linear(int format, const uint8_t* weights, long out, long in, const floa
     static thread_local Scratch scratch;
     if (l.activations != kFloat) scratch.reserve(static_cast<size_t>(n * (in / 32)));
     Scratch& mine = scratch;  // the caller's, also when another thread of the team names it
-    const Quantised q{mine.q.data(), mine.scale.data(), mine.scaled_sum.data(), mine.sums.data(), in};
+    const Quantised q = mine.view(in);
     std::atomic<long> next{0};
     const auto body = [&](int thread, int team) {
         if (l.activations != kFloat) {

@@ -1,5 +1,7 @@
+// Matrix products by a team of threads.
 #pragma once
 #include <atomic>
+#include <vector>
 
 #include "layout.h"
 
@@ -17,12 +19,29 @@ struct Linear {
     float* y;
     long ldy;
     int isa;
-    int activations;  // of enum Activations, float where the format has no integer kernel
+    int activations;   // what `usable` says
+    bool add = false;  // y += product instead of y = product
 };
 
 const Kernels& kernels(int isa);
 
+// The kind of activations that a format really uses where `activations` is asked for.
+int usable(int format, int activations);
+
+// Quantised activations of one precision; grows, never shrinks.
+struct Scratch {
+    std::vector<int16_t> q;
+    std::vector<float> scale, scaled_sum;
+    std::vector<int32_t> sums;
+
+    void reserve(size_t blocks);
+    Quantised view(long in) const { return {q.data(), scale.data(), scaled_sum.data(), sums.data(), in}; }
+};
+
+// Rounds this thread's share of all blocks of all rows; rounding is local to a block, so the shares cannot matter.
+void quantise_share(const Linear& l, Scratch& scratch, int thread, int team);
+
 // Takes units of outputs from `next` until none is left. Called by every thread of a team.
-void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, int threads);
+void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, int team);
 
 }  // namespace foredraft

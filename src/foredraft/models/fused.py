@@ -1,0 +1,132 @@
+"""A decoder whose passes run in one call of the compiled kernels, over packed weights, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from foredraft.errors import UnsupportedModelError
+from foredraft.kernels.decoder_pass import DecoderPass, PassLayer, PassSegment, PassShape
+from foredraft.kernels.linear import PackedLinear
+from foredraft.models.base import ForwardOutput, Segment
+from foredraft.models.decoder import Decoder, Layer
+from foredraft.models.mlp import GatedMlp
+from foredraft.models.shape import DecoderShape, Rope
+
+
+class FusedDecoder(Decoder):
+    """The same model as ``decoder``, which must have been built with :func:`foredraft.models.packed.packed_linear`.
+
+    The bits of a row depend on its own path of tokens only: not on ``k``, on other requests of the pass or on threads.
+
+    Raises:
+        UnsupportedModelError: Mixture-of-experts layers, linears that are not packed, or a width of heads that the
+            kernels do not have. Run ``decoder`` itself then.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        shape, head = decoder.shape, decoder.head
+        if not isinstance(head, PackedLinear) or decoder.dtype not in (torch.float32, torch.bfloat16):
+            raise UnsupportedModelError("its weights are not packed", remedy="build it with packed_linear()")
+        if shape.head_dim % 8:
+            raise UnsupportedModelError(f"heads of width {shape.head_dim} have no kernel", field="head_dim")
+        table = head if shape.tied else PackedLinear.from_float(decoder.embedding, None, _name(decoder.dtype))
+        # The dense embedding is given up: rows come out of the packed one.
+        empty = decoder.embedding.new_empty(0, shape.hidden_size)
+        super().__init__(shape, empty, decoder.layers, decoder.final_norm, head, decoder.cache, decoder.max_context)
+        layers = [_layer(layer, shape, i) for i, layer in enumerate(decoder.layers)]
+        cache_dtype = decoder.dtype
+        self._table = table
+        self._pass = DecoderPass(_shape(shape), layers, decoder.final_norm.weight, table, head, cache_dtype)
+        self._angles: list[tuple[Tensor, Tensor]] = []
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """``[N]`` ids -> ``[N, d]`` hidden states that enter the first layer (tap 0), float32."""
+        return self._table.rows(tokens) * self.shape.embedding_scale
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> ForwardOutput:
+        """One pass over packed segments (see :meth:`foredraft.models.base.Target.forward`); taps are float32."""
+        steps = self._check(segments, taps)
+        cache = self.cache
+        starts = [cache.length(segment.slot) for segment in segments]
+        cache.reserve({segment.slot: len(step) for segment, step in zip(segments, steps, strict=True)})
+        sizes = [len(step) for step in steps]
+        places = [start + depth for start, step in zip(starts, steps, strict=True) for depth in step]
+        rows: list[int] = []
+        wanted: list[int] = []
+        first = 0
+        for segment, size in zip(segments, sizes, strict=True):
+            rows.append(size - segment.logits_from)
+            wanted.extend(range(first + segment.logits_from, first + size))
+            first += size
+        logits, tapped = self._pass(
+            torch.tensor([token for segment in segments for token in segment.tokens]),
+            torch.tensor(places),
+            self._tables(max(places)),
+            [
+                PassSegment(size, start, cache.rows(segment.slot), segment.parents)
+                for segment, size, start in zip(segments, sizes, starts, strict=True)
+            ],
+            torch.tensor(wanted, dtype=torch.int64),
+            taps,
+        )
+        for segment, step in zip(segments, steps, strict=True):
+            cache.set_pending(segment.slot, step)
+        return ForwardOutput(list(torch.split(logits, rows)), list(torch.split(tapped, sizes)) if taps else [])
+
+    def _tables(self, longest: int) -> list[tuple[Tensor, Tensor]]:
+        if not self._angles or self._angles[0][0].shape[0] <= longest:
+            ropes = (self.shape.rope,) if self.shape.rope_local is None else (self.shape.rope, self.shape.rope_local)
+            self._angles = [_angles(rope, max(256, 2 * longest)) for rope in ropes]
+        return self._angles
+
+
+def _angles(rope: Rope, rows: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[rows, head_dim/2]`` float32."""
+    angles = torch.arange(rows, dtype=torch.float32)[:, None] * torch.tensor(rope.inverse_frequencies)
+    return angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
+
+
+def _shape(shape: DecoderShape) -> PassShape:
+    return PassShape(
+        hidden=shape.hidden_size,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate=shape.intermediate_size,
+        norm_eps=shape.norm_eps,
+        attention_scale=shape.attention_scale,
+        attention_softcap=shape.attention_softcap,
+        logit_softcap=shape.logit_softcap,
+        embedding_scale=shape.embedding_scale,
+        tanh_gelu=shape.activation == "gelu_tanh",
+    )
+
+
+def _layer(layer: Layer, shape: DecoderShape, i: int) -> PassLayer:
+    mlp = layer.mlp
+    if not isinstance(mlp, GatedMlp):
+        raise UnsupportedModelError("mixture-of-experts layers have no fused pass")
+    parts = layer.qkv, layer.out, mlp.gate_up, mlp.down
+    qkv, out, gate_up, down = (part for part in parts if isinstance(part, PackedLinear))
+    return PassLayer(
+        attn_norm=layer.attn_norm.weight,
+        qkv=qkv,
+        qk_norm=None if layer.qk_norm is None else layer.qk_norm.weight,
+        out=out,
+        post_attn_norm=None if layer.post_attn_norm is None else layer.post_attn_norm.weight,
+        mlp_norm=layer.mlp_norm.weight,
+        gate_up=gate_up,
+        down=down,
+        post_mlp_norm=None if layer.post_mlp_norm is None else layer.post_mlp_norm.weight,
+        window=shape.windows[i],
+        rope=int(shape.rope_local is not None and shape.windows[i] is not None),
+    )
+
+
+def _name(dtype: torch.dtype) -> Literal["float32", "bfloat16"]:
+    return "float32" if dtype == torch.float32 else "bfloat16"
