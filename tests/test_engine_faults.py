@@ -45,6 +45,8 @@ class Broken(Drafter):
             return Draft(draft.tokens + (0,) * k)
         if self.how == "q":
             return Draft(draft.tokens, torch.full((draft.k, V), 0.5))
+        if self.how == "tree":
+            return Draft(draft.tokens, None, tuple(range(-1, draft.k - 1)))
         if self.how == "nan":
             return Draft(draft.tokens, torch.full((draft.k, V), float("nan")))
         return draft
@@ -57,7 +59,7 @@ class Broken(Drafter):
         self.stopped.append(request.id)
 
 
-@pytest.mark.parametrize("how", ["start", "raise", "range", "negative", "long", "q", "nan", "observe"])
+@pytest.mark.parametrize("how", ["start", "raise", "range", "negative", "long", "q", "nan", "tree", "observe"])
 def test_a_drafter_that_breaks_on_one_request(how: str, caplog: pytest.LogCaptureFixture) -> None:
     drafter = Broken(how)
     engine = Engine(target=model(), drafter=drafter, k=3)

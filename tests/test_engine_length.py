@@ -142,3 +142,9 @@ def test_one_outlier_does_not_stand() -> None:
     costs.observe(2, 9.0)  # disturbed
     costs.observe(4, 1.5)
     assert costs.estimate(2) == pytest.approx(1.5)
+
+
+def test_a_fixed_length_is_what_was_asked_for() -> None:
+    made, _ = engine(lambda rows: 1.0, oracle(), k=20, max_k=4)
+    result = made.generate([[1]], SamplingParams(max_tokens=64))[0]
+    assert [step.drafted for step in result.stats.trace][:4] == [0, 20, 20, 20]

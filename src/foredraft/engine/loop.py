@@ -142,7 +142,9 @@ class Loop:
     def _limit(self, work: Work) -> int:
         """Most tokens worth drafting: the last of the budget is written by the target itself."""
         request = work.request
-        limit = min(request.remaining - 1, request.speculation.max_k)
+        limit = request.remaining - 1
+        if request.speculation.k == "auto":
+            limit = min(limit, request.speculation.max_k)
         if self.target.max_context is not None:
             limit = min(limit, self.target.max_context - len(request.ids))
         return max(limit, 0)
@@ -164,6 +166,8 @@ class Loop:
         """Refuses what would break the law or the pass: ids that do not exist, a q of the wrong shape."""
         if draft.k > k:
             raise DrafterError(f"proposed {draft.k} tokens where {k} were asked for")
+        if draft.parents is not None:
+            raise DrafterError("proposed a tree, and only chains are verified so far")
         vocab = self.target.vocab_size
         if any(not 0 <= token < vocab for token in draft.tokens):
             raise DrafterError(f"proposed a token id outside 0…{vocab - 1}")
