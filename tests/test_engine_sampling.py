@@ -203,6 +203,22 @@ def test_a_bad_row_that_only_a_rejected_draft_reaches_does_no_harm() -> None:
     assert result.token_ids == expected
 
 
+def test_broken_rows_end_a_text_exactly_where_plain_decoding_ends() -> None:
+    """A fifth of all prefixes is broken: drafts run into them all the time, texts only when they get there."""
+    good = chain()
+    target = TableModel(lambda ids: [math.nan] * V if len(ids) > 4 and sum(ids) % 5 == 0 else good(ids), V)
+    reached = 0
+    for seed in range(60):
+        params = SamplingParams(temperature=1.0, max_tokens=12, seed=seed)
+        results = [
+            Engine(target=target, drafter=drafter, k=4).generate([[1, 2]], params, raise_errors=False)[0]
+            for drafter in (None, ModelDrafter(model()), oracle())
+        ]
+        assert len({(tuple(r.token_ids), r.finish_reason) for r in results}) == 1
+        reached += results[0].finish_reason == "error"
+    assert 20 < reached < 60
+
+
 def test_a_drafter_whose_rows_are_no_law_costs_nothing_but_speed() -> None:
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=5)
     broken = TableModel(lambda ids: [math.nan] * V if len(ids) > 8 else [0.0] * V, V)

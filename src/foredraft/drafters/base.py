@@ -112,7 +112,12 @@ class Drafter:
         """Called once, before the first step of the request."""
 
     def propose(self, request: DraftRequest, k: int) -> Draft:
-        """Proposes at most ``k >= 1`` tokens to follow ``request.ids``; fewer or none is ordinary."""
+        """Proposes at most ``k >= 1`` tokens to follow ``request.ids``; fewer or none is ordinary.
+
+        A drafter may stop after any token that it drew with ``request.sampler``, but must never take back one
+        that it drew (an unlikely one, say): that would make q another law than the one that was drawn from.
+        Tokens that were not drawn (``Draft.q`` is None) may be dropped freely.
+        """
         raise NotImplementedError
 
     def propose_batch(self, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from foredraft import verify
@@ -260,15 +260,25 @@ class Loop:
         self._observe(work, verdict, taps, keep)
 
     def _judge(self, work: Work, logits: Tensor) -> Verdict:
-        """Verifies the draft; if a row that only the draft reaches is no law, decides without the draft."""
+        """Verifies the draft. A broken row is an error only if the text reaches it, as it would without a draft.
+
+        The draft is judged whole all the same: dropping it because of where it leads would bend the law of what
+        comes before. A broken row stands in as a uniform one, whose numbers are never used for what is committed.
+        """
         try:
             return judge(work.request, work.draft, logits)
         except NumericalError:
-            if not work.draft.k:
+            top = logits.amax(-1)  # NaN where a row holds NaN
+            broken = [row for row, value in enumerate(top.tolist()) if not math.isfinite(value)]
+            if not broken or broken[0] == 0:
                 raise
             work.request.law.rewind()
-            work.draft = NO_DRAFT
-            return judge(work.request, NO_DRAFT, logits[:1])
+            patched = logits.clone()
+            patched[broken] = 0.0
+            verdict = judge(work.request, work.draft, patched)
+            if verdict.accepted >= broken[0]:
+                raise
+            return verdict
 
     def _observe(self, work: Work, verdict: Verdict | None, taps: Tensor | None, keep: int | list[int]) -> None:
         """Tells the drafter what became of its draft; of the tapped rows it gets those that the cache kept."""
@@ -316,8 +326,7 @@ def judge(request: Request, draft: Draft, logits: Tensor) -> Verdict:
     p = law.probs(logits, paths)
     positions = range(anchor, anchor + draft.k)
     if request.rule == "coupled":
-        depths = [len(path) for path in paths]
-        return verify.coupled(draft, p, torch.stack([noise.exponentials(anchor + d, p.shape[-1]) for d in depths]))
+        return verify.coupled(draft, p, noise.rows(anchor, draft.k + 1, p.shape[-1]))
     uniforms = [noise.uniform(Purpose.ACCEPT, position, anchor) for position in positions]
     rule = verify.rejection if request.rule == "rejection" else verify.block
     return rule(draft, p, uniforms, noise.uniform(Purpose.NEXT, anchor, anchor))

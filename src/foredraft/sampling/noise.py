@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import overload
 
 import numpy as np
 import torch
@@ -80,6 +82,10 @@ class RequestNoise:
             self._rows.popitem(last=False)
         return row[:n]
 
+    def rows(self, first: int, count: int, n: int) -> Sequence[Tensor]:
+        """:meth:`exponentials` of ``count`` positions from ``first`` on, each made only when it is asked for."""
+        return _Rows(self, range(first, first + count), n)
+
     def _words(
         self, purpose: Purpose, position: int, anchor: int, n: int
     ) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
@@ -87,3 +93,20 @@ class RequestNoise:
         generator = np.random.Philox(key=[self.seed, 0], counter=[0, purpose, position, anchor])
         words: np.ndarray[tuple[int], np.dtype[np.uint64]] = generator.random_raw(n)
         return words
+
+
+class _Rows(Sequence[Tensor]):
+    def __init__(self, noise: RequestNoise, positions: range, n: int) -> None:
+        self._noise, self._positions, self._n = noise, positions, n
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, i: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(i, slice):
+            return _Rows(self._noise, self._positions[i], self._n)
+        return self._noise.exponentials(self._positions[i], self._n)
