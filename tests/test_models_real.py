@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +94,16 @@ def test_tokenizer(ours: Any) -> None:
     parts = [stream.push(token) for token in mine.encode("👩‍👩‍👧‍👦 한국어")]
     assert "".join([*parts, stream.flush()]) == "👩‍👩‍👧‍👦 한국어"
     assert all("\ufffd" not in part for part in parts)
+
+
+def test_loading_leaves_the_process_as_it_was() -> None:
+    """Neither transformers nor a hub client is imported on the common path: start-up is what users feel first."""
+    code = (
+        "import sys, torch; torch.set_num_threads(2)\n"
+        "from foredraft.models.loading import load_model\n"
+        f"loaded = load_model({str(MODEL)!r}, dtype='float32', device='cpu', layers=1, cache_bytes=2**24)\n"
+        "loaded.tokenizer.chat([{'role': 'user', 'content': 'x'}])\n"
+        "assert torch.get_num_threads() == 2\n"
+        "assert not {'transformers', 'huggingface_hub'} & set(sys.modules), 'slow imports'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

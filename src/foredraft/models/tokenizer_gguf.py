@@ -142,17 +142,10 @@ def _by_transformers(path: str, kind: str) -> Backend:
 def _finish(backend: Backend, metadata: Mapping[str, Any], kind: str) -> Tokenizer:
     """Adds special tokens, BOS and EOS, and the chat template."""
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.token_type", ())
-    odd = set() if kind != "gpt2" else set(range(len(tokens))) - _spelled_in_bytes(tokens)
-    backend.add_special_tokens(
-        [
-            AddedToken(tokens[i], normalized=False, special=True)
-            for i, t in enumerate(types)
-            if t == _CONTROL and i not in odd
-        ]
-    )
-    backend.add_tokens(
-        [AddedToken(tokens[i], normalized=False) for i, t in enumerate(types) if t == _USER and i not in odd]
-    )
+    # A special token that the vocabulary spells otherwise (runs of spaces, a converter's mislabels) stays ordinary.
+    whole = [i for i, t in enumerate(types) if t in (_CONTROL, _USER) and _is_whole(backend, kind, tokens[i], i)]
+    backend.add_special_tokens([AddedToken(tokens[i], normalized=False) for i in whole if types[i] == _CONTROL])
+    backend.add_tokens([AddedToken(tokens[i], normalized=False) for i in whole if types[i] == _USER])
     roles = {
         role: metadata[f"tokenizer.ggml.{key}_token_id"]
         for role, key in (
@@ -185,6 +178,5 @@ def _finish(backend: Backend, metadata: Mapping[str, Any], kind: str) -> Tokeniz
     )
 
 
-def _spelled_in_bytes(tokens: list[str]) -> set[int]:
-    """Ids whose text uses the byte alphabet only; a control token that does not is a converter's mislabel."""
-    return {i for i, token in enumerate(tokens) if all(char in _BYTE_OF for char in token)}
+def _is_whole(backend: Backend, kind: str, token: str, i: int) -> bool:
+    return backend.token_to_id(token) == i and (kind != "gpt2" or all(char in _BYTE_OF for char in token))
