@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from foredraft.errors import ConfigError
-from foredraft.lab.article import ArticleReport, run_article
+from foredraft.lab.article import QUICK, ArticleReport, run_article, study
+from foredraft.lab.progress import NoProgress
 from foredraft.lab.report import page
 from foredraft.lab.report_prose import lossless, summary
 from foredraft.lab.schema import Article
@@ -57,7 +58,7 @@ def test_table_b_follows_from_its_own_columns(report: ArticleReport) -> None:
 def test_a_second_run_trains_nothing_and_finds_the_same_laws(report: ArticleReport, home: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FOREDRAFT_HOME", str(home))
-        again = run_article(home / "again", seed=3, quick=True).article
+        again = study(QUICK, "english", seed=3, retrain=False, quick=True, progress=NoProgress())
     first = report.article
     assert [model.reused for model in first.models] == [False, False]
     assert [model.reused for model in again.models] == [True, True]

@@ -55,6 +55,7 @@ class Plan:
     samples: int
     batches: tuple[int, ...]
     batch_rounds: int
+    batch_tokens: int
 
 
 FULL = Plan(
@@ -71,6 +72,7 @@ FULL = Plan(
     samples=60_000,
     batches=(1, 2, 4, 8, 16, 32),
     batch_rounds=8,
+    batch_tokens=64,
 )
 QUICK = Plan(
     max_chars=60_000,
@@ -83,9 +85,10 @@ QUICK = Plan(
     rounds=2,
     tokens=16,
     positions=24,
-    samples=500,
+    samples=300,
     batches=(1, 4),
     batch_rounds=2,
+    batch_tokens=16,
 )
 """Seconds instead of minutes: to see that everything runs, not to learn anything from."""
 
@@ -158,7 +161,7 @@ def study(plan: Plan, corpus: str, seed: int, retrain: bool, quick: bool, progre
         sizes = {"positions": plan.positions, "samples": plan.samples}
         c = table_c(target, drafter, held_out, text, context=CONTEXT, **sizes, **shared)
     with _timed("batches", seconds):
-        sizes = {"rounds": plan.batch_rounds, "tokens": plan.tokens}
+        sizes = {"rounds": plan.batch_rounds, "tokens": plan.batch_tokens}
         k = b.best_k_measured
         batches = batch_study(
             target, drafter, held_out, k=k, batches=plan.batches, context=CONTEXT // 2, **sizes, **shared

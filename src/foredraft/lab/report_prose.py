@@ -55,19 +55,19 @@ def table_a(article: Article) -> str:
 <p>For every k, {a.rows[0].trials} rounds at random positions: the drafter samples k characters, the target judges
 them. Longer drafts are accepted whole less often, yet more characters survive on average. Over all rounds a character
 that is judged is accepted with probability α = {a.alpha:.3f}. Were that the same everywhere, the mean would be
-Σ αⁱ, the column <em>from α</em>. Text is not like that, for some stretches are easy and others hard: at
-k = {longest.k} the mean is {abs(drift):.2f} {"above" if drift > 0 else "below"} it. <em>Block</em> judges the same
+Σ αⁱ, the column <em>from α</em>. Text is not like that, for some stretches are easy and others hard: the mean at
+k&nbsp;=&nbsp;{longest.k} is {abs(drift):.2f} {"above" if drift > 0 else "below"} it. <em>Block</em> judges the same
 drafts as wholes (Sun 2024, arXiv 2403.10444): just as lossless, and never worse in expectation.</p>"""
 
 
 def table_b(article: Article) -> str:
     """On speed at batch 1."""
     b = article.table_b
-    overhead = b.plain_step_ms - b.target_ms
     return f"""
 <p>A target call of one row takes {b.target_ms:.3f} ms here, a draft call {b.draft_ms:.3f} ms (medians of {b.calls}
-calls taken in turns, after {b.context} characters of context). Their ratio is {1 / b.c:.2f}, and c = {b.c:.2f}. The
-first study had {seed.TARGET_MS} and {seed.DRAFT_MS} ms, a ratio of {seed.TARGET_MS / seed.DRAFT_MS:.2f}.</p>
+calls taken in turns on one processor thread, after {b.context} characters of context). Their ratio is {1 / b.c:.2f},
+and c = {b.c:.2f}. The first study had {seed.TARGET_MS} and {seed.DRAFT_MS} ms, a ratio of
+{seed.TARGET_MS / seed.DRAFT_MS:.2f}.</p>
 <ul>
 <li><em>Calls alone</em> reckons as the first study did: tokens a step over the time of the step's model calls. It
 charges the target for the k+1 rows that it reads; the first study charged one row's price.</li>
@@ -76,8 +76,8 @@ charges the target for the k+1 rows that it reads; the first study charged one r
 <li><em>Whole generation</em> is what a user gets: {b.rounds} texts of {b.tokens} characters written by the engine with
 and without drafts, in turns, reading of the prompt included.</li>
 </ul>
-<p>The engine also samples, verifies and keeps books. Models as small as these cannot hide that: a step of plain
-decoding takes {b.plain_step_ms:.3f} ms, {overhead:.3f} ms more than its target call. The best k is
+<p>The engine also samples, verifies and keeps books, and models as small as these cannot hide that: its step of plain
+decoding takes {b.plain_step_ms:.3f} ms, the target call in it {b.target_ms:.3f} ms when measured alone. The best k is
 {b.best_k_arithmetic} by calls alone, {b.best_k_predicted} predicted and {b.best_k_measured} measured (first study:
 {seed.BEST_K}, by calls alone). With k = auto the engine reaches {b.auto:.2f}×
 ({b.auto_interval[0]:.2f}–{b.auto_interval[1]:.2f}). Plain decoding writes {b.plain_tokens_per_s:,.0f} characters a
@@ -98,7 +98,7 @@ may stop drafting where it does not pay.</p>"""
 def table_c(article: Article) -> str:
     """On the law."""
     c = article.table_c
-    worst = escape(c.worst_context[-48:].replace("\n", "↵"))
+    worst = escape(c.worst_context[-48:].strip(" ").replace("\n", "↵"))
     verdict = (
         "Every speculative sampler lies within it: their output cannot be told from the target's own."
         if lossless(article)

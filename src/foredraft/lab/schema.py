@@ -86,6 +86,8 @@ class TableB(Schema):
     target_ms: float
     draft_ms: float
     c: float
+    threads: int
+    """Threads of one torch operation while speed was measured."""
     context: int
     calls: int
     rounds: int
@@ -141,6 +143,7 @@ class BatchStudy(Schema):
     """The batch-size study; ``k`` is the fixed draft length, the best one of table B."""
 
     k: int
+    threads: int
     rounds: int
     tokens: int
     rows: tuple[BatchRow, ...]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +26,21 @@ from foredraft.models.base import Segment, Target
 
 Setting = int | str
 """A draft length: 0 for plain decoding, ``auto`` for the adaptive one."""
+
+
+THREADS = 1
+"""Products this small gain little from a second thread, and lose much when another program wants the core."""
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Runs torch on one thread, then on as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass
@@ -142,6 +158,7 @@ def _engine(target: Target, drafter: Target, setting: Setting, batch: int) -> En
     )
 
 
+@on_one_thread()
 def table_b(
     target: Target,
     drafter: Target,
@@ -187,6 +204,7 @@ def table_b(
         target_ms=target_ms[1],
         draft_ms=draft_ms,
         c=c,
+        threads=THREADS,
         context=context,
         calls=calls,
         rounds=rounds,
@@ -202,6 +220,7 @@ def table_b(
     )
 
 
+@on_one_thread()
 def batch_study(
     target: Target,
     drafter: Target,
@@ -234,4 +253,4 @@ def batch_study(
                 auto_interval=auto_interval,
             )
         )
-    return BatchStudy(k=k, rounds=rounds, tokens=tokens, rows=tuple(rows))
+    return BatchStudy(k=k, threads=THREADS, rounds=rounds, tokens=tokens, rows=tuple(rows))
