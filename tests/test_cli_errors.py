@@ -144,7 +144,11 @@ def real(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all" * 100, b"GGUF\x03\x00\x00\x00" + b"\xff" * 64])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"GGUF", b"not a model at all" * 100, b"GGUF\x03\x00\x00\x00" + b"\xff" * 64],
+    ids=["empty", "cut short", "something else", "absurd counts"],
+)
 def test_a_broken_gguf(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "broken.gguf"
     file.write_bytes(content)
