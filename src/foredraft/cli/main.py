@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
+from foredraft import __version__
 from foredraft.cli import chat, demo, doctor, drafters, generate, lab, models
 from foredraft.cli.console import (
     never_fail_to_print,
@@ -114,7 +114,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"foredraft {version('foredraft')}\n")
+        sys.stdout.write(f"foredraft {__version__}\n")
         raise typer.Exit
 
 
