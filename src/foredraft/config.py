@@ -32,7 +32,11 @@ class Schema(BaseModel):
 def config_error(error: ValidationError) -> ConfigError:
     """Turns pydantic's first complaint into one sentence that names the field."""
     first = error.errors()[0]
+    if isinstance(ours := first.get("ctx", {}).get("error"), ConfigError):
+        return ours
     field = ".".join(str(part) for part in first["loc"]) or None
+    if first["loc"][:1] == ("k",):
+        return ConfigError(f"must be a number from 0 to 128, or auto (got {first['input']!r:.80})", field="k")
     if first["type"] == "extra_forbidden":
         return ConfigError("unknown option", field=field, remedy="check its spelling against the documentation")
     problem = first["msg"].removeprefix("Value error, ")
@@ -101,15 +105,12 @@ class SamplingParams(Schema):
     @model_validator(mode="after")
     def _check(self) -> SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
-        if any(not text for text in self.stop):
-            raise ValueError("stop: a stop string is empty; remove it")
-        if any(not text for text in self.bad_words):
-            raise ValueError("bad_words: a word is empty; remove it")
-        if any(not ids for ids in self.bad_token_ids):
-            raise ValueError("bad_token_ids: a sequence is empty; remove it")
+            raise ConfigError(f"{self.min_tokens} is above max_tokens {self.max_tokens}", field="min_tokens")
+        for field in ("stop", "bad_words", "bad_token_ids"):
+            if any(not entry for entry in getattr(self, field)):
+                raise ConfigError("an entry is empty", field=field, remedy="remove it")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ValueError("allowed_token_ids: the list is empty, so no token could be drawn; list at least one")
+            raise ConfigError("the list is empty, so no token could be drawn", field="allowed_token_ids")
         return self
 
 

@@ -276,9 +276,10 @@ class Loop:
             patched = logits.clone()
             patched[broken] = 0.0
             verdict = judge(work.request, work.draft, patched)
-            if verdict.accepted >= broken[0]:
-                raise
-            return verdict
+            if verdict.accepted < broken[0]:
+                return verdict
+            # the text gets there: deliver what precedes the broken row, and let the next step meet it
+            return Verdict.chain(broken[0] - 1, work.draft.tokens[broken[0] - 1], work.draft.k)
 
     def _observe(self, work: Work, verdict: Verdict | None, taps: Tensor | None, keep: int | list[int]) -> None:
         """Tells the drafter what became of its draft; of the tapped rows it gets those that the cache kept."""
