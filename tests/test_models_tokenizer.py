@@ -157,6 +157,21 @@ def test_gguf_sentencepiece_equals_the_library(pieces: Path) -> None:
     assert mine.token_bytes(model.encode("Hello")[0]).startswith(b" ")
 
 
+def test_gemma_stores_runs_of_spaces_as_they_look(pieces: Path) -> None:
+    """Its files call them user-defined tokens; they must not become new ones past the model's vocabulary."""
+    _, metadata = sentencepiece_metadata(pieces)
+    tokens, types = [*metadata["tokenizer.ggml.tokens"], "  ", "   "], [*metadata["tokenizer.ggml.token_type"], 4, 4]
+    mine = from_gguf(
+        metadata
+        | {"general.architecture": "gemma3", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    )
+    assert mine.vocab_size == len(tokens)
+    for text in TEXTS:
+        assert mine.decode(mine.encode(text)) == text  # no space is added in front
+    assert mine.encode("  ", special=False) == [len(tokens) - 2]
+    assert mine.encode("   ", special=False) == [len(tokens) - 1]
+
+
 def test_unknown_kinds_and_damage_are_errors() -> None:
     metadata = metadata_of(trained("gpt-2"), "gpt-2")
     assert tokenizer_from_gguf({}, "x.gguf") is None
