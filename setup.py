@@ -38,11 +38,6 @@ class BuildKernels(build_ext):
     def get_outputs(self) -> list[str]:
         return [path for path in super().get_outputs() if Path(path).exists()]
 
-    def copy_extensions_to_source(self) -> None:
-        for ext in self.extensions:
-            if Path(self.get_ext_fullpath(ext.name)).exists() or self.inplace:
-                super().copy_extensions_to_source()
-
     def _compile(self, ext: Extension, target: Path) -> None:
         compiler = shlex.split(os.environ.get("CXX", "c++"))
         work = Path(self.build_temp)

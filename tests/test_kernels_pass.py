@@ -11,6 +11,7 @@ from models_support import FAMILIES, SMOLLM2, fresh, make_hf, random_tokens, rea
 
 from foredraft.errors import ConfigError, UnsupportedModelError
 from foredraft.kernels import Activations, available
+from foredraft.kernels.decoder_pass import PassSegment
 from foredraft.models.base import Segment
 from foredraft.models.fused import FusedDecoder
 from foredraft.models.linear import dense_linear
@@ -124,9 +125,28 @@ def test_what_cannot_be_fused_is_refused(tmp_path: Path) -> None:
         fuse("mixtral", tmp_path / "moe")
     with pytest.raises(UnsupportedModelError, match="not packed"):
         FusedDecoder(save_and_load(make_hf("llama"), tmp_path / "dense", make_linear=dense_linear))
-    _, ours = fuse("llama", tmp_path / "llama")
-    with pytest.raises(ConfigError, match="tokens: an id"):
-        ours.forward([Segment(ours.cache.allocate(), [5, 101])])
+
+
+def test_a_pass_out_of_bounds_is_refused(tmp_path: Path) -> None:
+    _, ours = fuse("llama", tmp_path)
+    run, cache, two = ours._pass, torch.zeros(4, 2, 2, 8, 16), torch.tensor([0, 1])
+    angles = [(torch.zeros(9, 8), torch.zeros(9, 8))]
+
+    def refused(field: str, tokens: torch.Tensor, at: torch.Tensor, segment: PassSegment, rows: torch.Tensor) -> None:
+        with pytest.raises(ConfigError, match=field):
+            run(tokens, at, angles, [segment], rows)
+
+    good = PassSegment(2, 0, cache)
+    assert run(two, two, angles, [good], two)[0].shape == (2, 101)
+    refused("tokens: an id", two + 100, two, good, two)
+    refused("tokens: must be", two.int(), two, good, two)
+    refused("logit_rows", two, two, good, two + 1)
+    refused("angles", two, two + 8, good, two)
+    refused("segments", two, two, PassSegment(3, 0, cache), two)
+    refused("segments", two, two, PassSegment(2, 7, cache), two)
+    refused("cache", two, two, PassSegment(2, 0, cache.bfloat16()), two)
+    refused("cache", two, two, PassSegment(2, 0, cache[:3]), two)
+    refused("parents", two, two, PassSegment(2, 0, cache, (0, -1)), two)
 
 
 @pytest.mark.real_model

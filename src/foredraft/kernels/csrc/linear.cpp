@@ -12,11 +12,17 @@ namespace foredraft {
 
 const Kernels& kernels(int isa) { return isa == 1 ? kAvx2 : kPortable; }
 
+// Rows a tile: what was quickest on a processor with 16 vector registers.
+static long tile_rows(const Linear& l) {
+    if (l.format <= kBF16) return 6;
+    return l.activations != kFloat && l.format != kQ6K ? 5 : 8;
+}
+
 void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, int team) {
     const Kernels& k = kernels(l.isa);
     const long count = panels(l.out), units = (count + kUnit - 1) / kUnit;
     const long chunk = std::max(1L, units / (8L * team));
-    const long most = l.format <= kBF16 ? 6 : 8, tiles = (l.n + most - 1) / most;
+    const long most = tile_rows(l), tiles = (l.n + most - 1) / most;
     Tile t{0, 0, nullptr, panel_bytes(l.format, l.in), nullptr, l.ldx, 0, l.in};
     float sums[8 * 32];
     for (long first = next.fetch_add(chunk); first < units; first = next.fetch_add(chunk)) {
@@ -56,16 +62,18 @@ void Scratch::reserve(size_t blocks) {
     sums.resize(blocks * 2);
 }
 
+void quantise_blocks(int isa, int activations, const float* x, long blocks, Scratch& scratch, long at) {
+    const long size = activations == kInt8 ? 1 : 2;
+    const QuantiseKernel quantise = activations == kInt8 ? kernels(isa).quantise8 : kernels(isa).quantise16;
+    uint8_t* q = reinterpret_cast<uint8_t*>(scratch.q.data()) + at * 32 * size;
+    quantise(x, blocks, q, scratch.scale.data() + at, scratch.scaled_sum.data() + at, scratch.sums.data() + 2 * at);
+}
+
 void quantise_share(const Linear& l, Scratch& scratch, int thread, int team) {
-    const Kernels& k = kernels(l.isa);
-    const QuantiseKernel quantise = l.activations == kInt8 ? k.quantise8 : k.quantise16;
-    const long size = l.activations == kInt8 ? 1 : 2, blocks = l.in / 32, total = l.n * blocks;
-    const long last = total * (thread + 1) / team;
+    const long blocks = l.in / 32, total = l.n * blocks, last = total * (thread + 1) / team;
     for (long at = total * thread / team; at < last;) {
         const long row = at / blocks, column = at % blocks, count = std::min(last - at, blocks - column);
-        uint8_t* q = reinterpret_cast<uint8_t*>(scratch.q.data()) + at * 32 * size;
-        quantise(l.x + row * l.ldx + column * 32, count, q, scratch.scale.data() + at, scratch.scaled_sum.data() + at,
-                 scratch.sums.data() + 2 * at);
+        quantise_blocks(l.isa, l.activations, l.x + row * l.ldx + column * 32, count, scratch, at);
         at += count;
     }
 }

@@ -38,6 +38,9 @@ struct Scratch {
     Quantised view(long in) const { return {q.data(), scale.data(), scaled_sum.data(), sums.data(), in}; }
 };
 
+// Rounds 32 * blocks numbers into the scratch's blocks from `at` on.
+void quantise_blocks(int isa, int activations, const float* x, long blocks, Scratch& scratch, long at);
+
 // Rounds this thread's share of all blocks of all rows; rounding is local to a block, so the shares cannot matter.
 void quantise_share(const Linear& l, Scratch& scratch, int thread, int team);
 

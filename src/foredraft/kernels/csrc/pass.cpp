@@ -94,30 +94,46 @@ class Worker {
         }
     }
 
-    // y (+)= x W^T for all parts; x must be complete, y is when this returns.
+    // Which kinds of rounded activations the parts of a product read, as bits.
+    unsigned kinds(const Product& p) const {
+        unsigned found = 0;
+        for (long i = 0; i < p.parts; ++i) {
+            found |= 1u << usable(static_cast<int>(p.part[i].format), static_cast<int>(m_.activations));
+        }
+        return found & ~(1u << kFloat);
+    }
+
+    Scratch& scratch(int kind) { return kind == kInt8 ? w_.narrow : w_.wide; }
+
+    // Rounds inputs [column, column + count) of one row for `next`, by the thread that has just made them.
+    void round(const Product& next, const float* x, long row, long column, long count) {
+        const unsigned wanted = kinds(next);
+        for (const int kind : {kInt16, kInt8}) {
+            if (wanted & (1u << kind)) {
+                const long at = (row * next.in + column) / 32;
+                quantise_blocks(static_cast<int>(p_.isa), kind, x + row * next.in + column, count / 32, scratch(kind), at);
+            }
+        }
+    }
+
+    // y (+)= x W^T for all parts; x must be complete and rounded, y is complete when this returns.
     void product(const Product& product, const float* x, long n, float* y, long ldy, bool add) {
-        Linear parts[3];
-        bool rounded[3] = {false, false, false};
         for (long i = 0; i < product.parts; ++i) {
             const Matrix& a = product.part[i];
             const int format = static_cast<int>(a.format), kind = usable(format, static_cast<int>(m_.activations));
-            parts[i] = {format, a.weights, a.out, product.in, x, product.in, n, a.bias, y, ldy, static_cast<int>(p_.isa), kind, add};
+            const Linear l{format, a.weights, a.out, product.in, x, product.in, n, a.bias, y, ldy, static_cast<int>(p_.isa), kind, add};
+            linear_units(l, scratch(kind).view(product.in), counters_[stage_++], team_);
             y += a.out;
-            if (kind != kFloat && !rounded[kind]) {
-                quantise_share(parts[i], kind == kInt8 ? w_.narrow : w_.wide, thread_, team_);
-                rounded[kind] = true;
-            }
-        }
-        if (rounded[kInt16] || rounded[kInt8]) meet();
-        for (long i = 0; i < product.parts; ++i) {
-            const Scratch& scratch = parts[i].activations == kInt8 ? w_.narrow : w_.wide;
-            linear_units(parts[i], scratch.view(product.in), counters_[stage_++], team_);
         }
         meet();
     }
 
-    void norm(const float* weight, const float* x, long n, float* y) {
-        each_row(n, [&](long r) { ops_.rms_norm(x + r * m_.hidden, weight, m_.norm_eps, m_.hidden, y + r * m_.hidden); });
+    // The norm of every row, rounded for the product that reads it.
+    void norm(const float* weight, const float* x, const Product& next, float* y) {
+        each_row(p_.rows, [&](long r) {
+            ops_.rms_norm(x + r * m_.hidden, weight, m_.norm_eps, m_.hidden, y + r * m_.hidden);
+            round(next, y, r, 0, m_.hidden);
+        });
     }
 
     // x += product, through a norm of its own where the family has one.
@@ -174,35 +190,40 @@ class Worker {
                     const View v = view(i, *s, h / (m_.heads / m_.kv_heads));
                     const float* q = w_.qkv.data() + s->first * width + h * dim;
                     float* y = w_.mixed.data() + s->first * out + h * dim;
-                    ops_.attend(a, *s, v, p_.positions, first, std::min<long>(s->rows, first + kRowTile), q, width, y, out);
+                    const long last = std::min<long>(s->rows, first + kRowTile);
+                    ops_.attend(a, *s, v, p_.positions, first, last, q, width, y, out);
+                    if (dim % 32 != 0) continue;
+                    for (long r = s->first + first; r < s->first + last; ++r) round(l.out, w_.mixed.data(), r, h * dim, dim);
                 }
             }
         }
         meet();
+        if (dim % 32 != 0) each_row(p_.rows, [&](long r) { round(l.out, w_.mixed.data(), r, 0, out); });
     }
 
     void layer(long i) {
         const Layer& l = m_.layer[i];
         const long inner = m_.intermediate;
-        norm(l.attn_norm, w_.x.data(), p_.rows, w_.h.data());
+        norm(l.attn_norm, w_.x.data(), l.qkv, w_.h.data());
         product(l.qkv, w_.h.data(), p_.rows, w_.qkv.data(), l.qkv.out, false);
         prepare(i, l);
         attend(i, l);
         residual(l.out, w_.mixed.data(), l.post_attn_norm);
-        norm(l.mlp_norm, w_.x.data(), p_.rows, w_.h.data());
+        norm(l.mlp_norm, w_.x.data(), l.gate_up, w_.h.data());
         product(l.gate_up, w_.h.data(), p_.rows, w_.gates.data(), 2 * inner, false);
-        gate(inner);
+        gate(l.down, inner);
         residual(l.down, w_.inner.data(), l.post_mlp_norm);
         if (p_.taps) each_row(p_.rows, [&](long r) { tap(i + 1, r); });
     }
 
-    // Slices of 64 numbers, so that one row keeps all threads busy.
-    void gate(long inner) {
+    // Slices of 64 numbers (two blocks of activations), so that one row keeps all threads busy.
+    void gate(const Product& next, long inner) {
         const long slices = (inner + 63) / 64, total = p_.rows * slices;
         each_row(total, [&](long item) {
             const long r = item / slices, from = item % slices * 64, n = std::min(64L, inner - from);
             const float* g = w_.gates.data() + 2 * r * inner + from;
             ops_.gate(g, g + inner, n, m_.tanh_gelu != 0, w_.inner.data() + r * inner + from);
+            round(next, w_.inner.data(), r, from, n);
         });
     }
 
@@ -211,6 +232,7 @@ class Worker {
         if (n == 0) return;
         each_row(n, [&](long r) {
             ops_.rms_norm(w_.x.data() + p_.logit_row[r] * d, m_.final_norm, m_.norm_eps, d, w_.h.data() + r * d);
+            round(m_.head, w_.h.data(), r, 0, d);
         });
         product(m_.head, w_.h.data(), n, p_.logits, m_.vocab, false);
         if (m_.logit_softcap > 0) {
