@@ -124,6 +124,12 @@ def test_the_page_says_so_when_the_law_is_missed(report: ArticleReport) -> None:
     assert "<strong>outside</strong>" in page(broken)
 
 
+def test_a_busy_machine_is_admitted(report: ArticleReport) -> None:
+    quiet, loud = (report.article.model_copy(update={"load_before": load}) for load in (0.2, 3.0))
+    assert "Other programs were running (load 3.0" in page(loud)
+    assert "Other programs" not in page(quiet)
+
+
 def test_hostile_text_cannot_enter_the_page(report: ArticleReport) -> None:
     hostile = report.article.model_copy(
         update={

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,6 +144,7 @@ def run_article(
 def study(plan: Plan, corpus: str, seed: int, retrain: bool, quick: bool, progress: Progress) -> Article:
     """Runs the whole study and returns its tables."""
     seconds: dict[str, float] = {}
+    load_before = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
     text = load_corpus(corpus, max_chars=plan.max_chars)
     _, held_out = text.split()
     trained = [
@@ -177,6 +179,7 @@ def study(plan: Plan, corpus: str, seed: int, retrain: bool, quick: bool, progre
         batches=batches,
         strips=strips(target, drafter, held_out, text, k=STRIP_K, n=10, context=CONTEXT, seed=seed),
         seconds=seconds,
+        load_before=load_before,
         provenance=json.loads(json.dumps(provenance(measure=not quick))),
     )
 

@@ -107,6 +107,7 @@ def _table_b(article: Article) -> str:
     ]
     return (
         "<h2>B. Which draft length is fastest?</h2>"
+        + prose.busy(article)
         + prose.table_b(article)
         + _table("Table B. Milliseconds, and speed-up over plain decoding, at batch 1", head, rows)
         + _figure(article, 1, "Speed-up against draft length; bars are 95 % intervals over rounds.")
@@ -164,6 +165,7 @@ def _provenance(article: Article) -> str:
         "cores": machine.get("cores"),
         "versions": ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items()),
         "seed": article.seed,
+        "load before": article.load_before,
         "seconds": ", ".join(f"{name} {value:.0f}" for name, value in article.seconds.items()),
         "corpus SHA-256": article.corpus.sha256,
     }

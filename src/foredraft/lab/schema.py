@@ -172,4 +172,6 @@ class Article(Schema):
     batches: BatchStudy
     strips: tuple[Strip, ...]
     seconds: dict[str, float]
+    load_before: float | None
+    """Processes that wanted a processor in the minute before the study; None where the system does not tell."""
     provenance: dict[str, Any]

@@ -70,7 +70,9 @@ def call_costs(
     times: list[list[float]] = [[] for _ in jobs]
     progress.stage("table B: cost of calls", calls)
     for number in range(calls + 5):
-        for job, (model, n) in enumerate(jobs):
+        for turn in range(len(jobs)):
+            job = (turn + number) % len(jobs)
+            model, n = jobs[job]
             slot = slots[id(model)]
             segment = Segment(slot, list(context[:n]))
             start = time.perf_counter()
