@@ -13,6 +13,8 @@ import torch
 from foredraft import kernels
 from foredraft.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from foredraft.models.build import build_decoder
+from foredraft.models.decoder import Decoder
+from foredraft.models.fused import FusedDecoder
 from foredraft.models.gguf_file import GGUFFile
 from foredraft.models.info import LoadedModel, ModelInfo
 from foredraft.models.linear import LinearFactory, dense_linear
@@ -59,8 +61,8 @@ def load_model(
         layers: Keep only the first so many layers: a draft model by early exit.
         trust_remote_code: Lets a model outside the built-in families run its own Python code.
         make_linear: Builds the matrix products, see :mod:`foredraft.models.linear`. None: weights packed in the bits
-            that the file holds (:mod:`foredraft.models.packed`) where a CPU, dtype and compiled kernels allow, else
-            dense ones. A model to be trained needs ``dense_linear``.
+            that the file holds (:mod:`foredraft.models.packed`) and passes in one call (:mod:`foredraft.models.fused`)
+            where a CPU, dtype and compiled kernels allow, else dense ones. To train a model pass ``dense_linear``.
 
     Raises:
         ModelLoadError: It cannot be found or read, is damaged, or lacks a weight.
@@ -84,9 +86,10 @@ def load_model(
         return LoadedModel(other, parts.tokenizer(), _adapter_info(parts, other))
     shape = parts.shape if layers is None else parts.shape.truncated(layers)
     with _one_thread():
-        target = build_decoder(
-            parts.source(), shape, kind, where, cache_bytes, max_context, make_linear or _best_linear(kind, where)
-        )
+        linear = make_linear or _best_linear(kind, where)
+        target = build_decoder(parts.source(), shape, kind, where, cache_bytes, max_context, linear)
+        if make_linear is None and linear is not dense_linear:
+            target = _fused(target)
         tokenizer = parts.tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ModelLoadError(
@@ -186,6 +189,13 @@ def _one_thread() -> Iterator[None]:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _fused(decoder: Decoder) -> Decoder:
+    try:
+        return FusedDecoder(decoder)
+    except UnsupportedModelError:  # mixtures of experts, odd heads: layer by layer
+        return decoder
 
 
 def _best_linear(dtype: torch.dtype, device: torch.device) -> LinearFactory:

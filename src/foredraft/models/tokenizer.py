@@ -55,8 +55,8 @@ class Tokenizer:
         self.bos_id = bos_id
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(id for id, token in added.items() if token.special)
-        ends = {backend.token_to_id(token) for token in END_TOKENS} & self._special
-        self.eos_ids = frozenset(ends | set(eos_ids))
+        ends = (backend.token_to_id(token) for token in END_TOKENS)
+        self.eos_ids = frozenset(eos_ids).union(id for id in ends if id in self._special)
         self._template_source = chat_template
         self._template_tokens = dict(tokens or {})
         self._unused = frozenset(unused)
