@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 
+#include "barrier.h"
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -103,14 +105,11 @@ void fd_linear(int format, const uint8_t* weights, long out, long in, const floa
     Scratch& mine = scratch;  // the caller's, also when another thread of the team names it
     const Quantised q = mine.view(in);
     std::atomic<long> next{0};
+    Barrier barrier;
     const auto body = [&](int thread, int team) {
         if (l.activations != kFloat) {
             quantise_share(l, mine, thread, team);
-#ifdef _OPENMP
-            if (team > 1) {
-#pragma omp barrier
-            }
-#endif
+            if (team > 1) barrier.meet(team);
         }
         linear_units(l, q, next, team);
     };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 
+#include "barrier.h"
 #include "linear.h"
 
 #ifdef _OPENMP
@@ -43,8 +44,9 @@ struct Workspace {
 // One thread's view of the pass.
 class Worker {
   public:
-    Worker(const Model& m, const Pass& p, Workspace& w, std::deque<std::atomic<long>>& counters, int thread, int team)
-        : m_(m), p_(p), w_(w), counters_(counters), ops_(p.isa == 1 ? kOpsAvx2 : kOpsPortable), thread_(thread), team_(team) {}
+    Worker(const Model& m, const Pass& p, Workspace& w, std::deque<std::atomic<long>>& counters, Barrier& barrier,
+           int thread, int team)
+        : m_(m), p_(p), w_(w), counters_(counters), barrier_(barrier), ops_(p.isa == 1 ? kOpsAvx2 : kOpsPortable), thread_(thread), team_(team) {}
 
     void run() {
         embed();
@@ -57,16 +59,13 @@ class Worker {
     const Pass& p_;
     Workspace& w_;
     std::deque<std::atomic<long>>& counters_;
+    Barrier& barrier_;
     const Ops& ops_;
     int thread_, team_;
     size_t stage_ = 0;
 
     void meet() {
-#ifdef _OPENMP
-        if (team_ > 1) {
-#pragma omp barrier
-        }
-#endif
+        if (team_ > 1) barrier_.meet(team_);
     }
 
     template <class F>
@@ -260,7 +259,8 @@ void fd_pass(const Model* m, const Pass* pass) {
     if (!has_avx2()) p.isa = 0;
     w.reserve(*m, p);
     std::deque<std::atomic<long>> counters(static_cast<size_t>(9 * m->layers + 3));
-    const auto body = [&](int thread, int team) { Worker(*m, p, w, counters, thread, team).run(); };
+    Barrier barrier;
+    const auto body = [&](int thread, int team) { Worker(*m, p, w, counters, barrier, thread, team).run(); };
 #ifdef _OPENMP
     if (p.threads > 1) {
 #pragma omp parallel num_threads(static_cast<int>(p.threads))
