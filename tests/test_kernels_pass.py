@@ -65,15 +65,19 @@ def test_a_row_does_not_depend_on_its_company(name: str, tmp_path: Path) -> None
     assert torch.equal(torch.cat([first.logits[1], second.logits[0]]), alone)
 
 
+BUSHY = (-1, -1, 0, 0, 1, 2, 5, 4, -1)
+DEEP = (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 11, -1)  # deeper than the windows are wide
+
+
+@pytest.mark.parametrize("parents", [BUSHY, DEEP], ids=["bushy", "deep"])
 @pytest.mark.parametrize("name", BITS)
-def test_a_tree_has_the_bits_of_its_paths(name: str, tmp_path: Path) -> None:
+def test_a_tree_has_the_bits_of_its_paths(name: str, parents: tuple[int, ...], tmp_path: Path) -> None:
     _, ours = fuse(name, tmp_path)
-    prompt, nodes = random_tokens(13), random_tokens(9, seed=4)
-    parents = (-1, -1, 0, 0, 1, 2, 5, 4, -1)
+    prompt, nodes = random_tokens(13), random_tokens(len(parents), seed=4)
     slot = ours.cache.allocate()
     read(ours, slot, prompt)
     logits = ours.forward([Segment(slot, nodes, 0, parents)]).logits[0]
-    for node in range(9):
+    for node in range(len(parents)):
         path, at = [], node
         while at >= 0:
             path.insert(0, nodes[at])
@@ -81,9 +85,10 @@ def test_a_tree_has_the_bits_of_its_paths(name: str, tmp_path: Path) -> None:
         plain = ours.cache.allocate()
         read(ours, plain, prompt)
         assert torch.equal(torch.cat([read(ours, plain, [token]) for token in path])[-1], logits[node]), node
-    ours.cache.commit(slot, (0, 2, 5, 6))
+    best = (0, 2, 5, 6) if parents is BUSHY else (0, 1, 2, 3, 11, 12)
+    ours.cache.commit(slot, best)
     plain = ours.cache.allocate()
-    read(ours, plain, [*prompt, *(nodes[i] for i in (0, 2, 5, 6))])
+    read(ours, plain, [*prompt, *(nodes[i] for i in best)])
     assert torch.equal(read(ours, slot, [3]), read(ours, plain, [3]))
 
 
