@@ -60,7 +60,7 @@ class Controller:
     """Chooses draft lengths for every step.
 
     Attributes:
-        passes: Measured costs of target passes.
+        passes: Measured costs of a step by the rows of its pass, drafting apart.
         drafts: Measured costs of drafting.
     """
 

@@ -10,7 +10,7 @@ TRUST = 4.0  # one pass may move the estimates by at most this factor: a shared 
 
 
 class PassCosts:
-    """Seconds of a target pass by its rows, kept as ``level · shape(rows)``.
+    """Seconds of a pass with what a step does around it, by its rows, kept as ``level · shape(rows)``.
 
     The level follows every pass quickly: it carries what changes for all row counts at once, such as a longer
     context, a hotter machine or another program on it. The shape (how much dearer n rows are than one) is

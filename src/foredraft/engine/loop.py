@@ -294,7 +294,8 @@ class Loop:
 
     def _learn(self, works: Sequence[Work], times: StepTimes) -> None:
         if times.pure and works:
-            self.controller.passes.observe(times.rows, times.target)
+            # everything but drafting: sampling and verifying k+1 rows cost more than one, too
+            self.controller.passes.observe(times.rows, times.total - times.draft)
             if times.drafted and times.draft > 0:
                 self.controller.drafts.observe(times.drafted, times.draft)
 

@@ -40,7 +40,7 @@ class Watch:
         """Takes in one step in which no prompt was read."""
         plain = self.controller.passes.estimate(requests)
         if times.pure and plain is not None:
-            self._steps.append(_Step(tokens, times.target + times.draft, plain, requests, declined))
+            self._steps.append(_Step(tokens, times.total, plain, requests, declined))
             if self.message is None and (reason := self._reason()):
                 self.message = f"speculation does not pay here: {reason}"
                 log.warning(self.message)
