@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--drafters", nargs="+", default=["lookup:3,1", "model:smollm2-135m@28"])
     parser.add_argument("--k", nargs="+", type=int, default=list(range(1, 9)))
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--batches", nargs="+", type=int, default=[8, 1])
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--name", default="identity")
     parser.add_argument("--fresh", action="store_true")
