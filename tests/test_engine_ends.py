@@ -1,4 +1,4 @@
-"""Ends, stops and budgets are exact inside a block (cases 9-12), and memory runs out without losing anything."""
+"""Ends, stops and budgets are exact inside a block (faults 9-12), and memory runs out without losing anything."""
 
 from __future__ import annotations
 

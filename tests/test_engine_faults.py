@@ -1,4 +1,4 @@
-"""What breaks stays where it broke: drafters and targets that raise, memory that runs out, leaks (case 27)."""
+"""What breaks stays where it broke: drafters and targets that raise, memory that runs out, leaks (fault 27)."""
 
 from __future__ import annotations
 

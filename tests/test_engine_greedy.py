@@ -1,4 +1,4 @@
-"""Greedy output is token for token that of plain decoding, whatever is drafted and accepted (cases 7, 8, 13-15)."""
+"""Greedy output is token for token that of plain decoding, whatever is drafted and accepted (faults 7, 8, 13-15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft length follows measured costs and acceptance, down to plain decoding and back (case 26), and says so."""
+"""Draft length follows measured costs and acceptance, down to plain decoding and back (fault 26), and says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real small model: speculative text is plain text to the last token, in every dtype (cases 7, 21-23)."""
+"""The real small model: speculative text is plain text to the last token, in every dtype (faults 7, 21-23)."""
 
 from __future__ import annotations
 

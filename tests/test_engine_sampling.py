@@ -1,4 +1,4 @@
-"""Sampled output through the whole engine: its law, its seeds, its processors (cases 1-3, 5, 6, 19-22)."""
+"""Sampled output through the whole engine: its law, its seeds, its processors (faults 1-3, 5, 6, 19-22)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: defined once, pooled, bonus apart (case 25)."""
+"""Metrics: defined once, pooled, bonus apart (fault 25)."""
 
 from __future__ import annotations
 

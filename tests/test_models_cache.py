@@ -115,7 +115,7 @@ TestAlternating.settings = _settings
 
 
 def test_window_16_prompt_10_every_draft_rejected() -> None:
-    """Case 13: 64 tokens past a window of 16 with four rejected drafts a step equal plain decoding."""
+    """Fault 13: 64 tokens past a window of 16 with four rejected drafts a step equal plain decoding."""
     target = _MODELS["mistral_window"]
     assert set(target.shape.windows) == {16}
     prompt = random_tokens(10)

@@ -201,7 +201,7 @@ def test_stream_of_any_tokens_equals_decode(ids: list[int], skip: bool) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_no_replacement_character_within_text(text: str) -> None:
-    """Case 23: characters split across tokens come out whole."""
+    """Fault 23: characters split across tokens come out whole."""
     ids = BYTE_LEVEL.encode(text)
     parts = streamed(BYTE_LEVEL, ids, skip_special=False)
     assert "".join(parts) == text
@@ -229,7 +229,7 @@ def test_stream_of_any_pieces_equals_decode(pieces: Path, data: st.DataObject) -
 
 
 def test_one_swapped_pair_is_named() -> None:
-    """Case 16: same size, two ids swapped."""
+    """Fault 16: same size, two ids swapped."""
     metadata = metadata_of(trained("gpt-2"), "gpt-2")
     tokens = list(metadata["tokenizer.ggml.tokens"])
     tokens[400], tokens[500] = tokens[500], tokens[400]
