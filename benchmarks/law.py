@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from typing import Any
 
 from record import Record
 from rich.progress import Progress
@@ -34,11 +35,15 @@ def main() -> int:
     parser.add_argument("--k", type=int, default=2)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--summary", action="store_true", help="only sum up what is there")
     args = parser.parse_args()
 
     record = Record("law", args.fresh)
     record.data |= {key: getattr(args, key) for key in ("target", "drafter", "samples", "k", "temperature")}
     record.data["prompt"] = PROMPT
+    if args.summary:
+        finish(record)
+        return 0
     engine = Engine(args.target, args.drafter, max_batch=64, dtype="float32")
     with Progress() as progress:
         task = progress.add_task("samples", total=args.samples * len(SEEDS))
@@ -48,8 +53,7 @@ def main() -> int:
                 if not record.has(part):
                     record.put(part, sample(engine, name, stream, start, args))
                 progress.advance(task, CHUNK)
-    record.data["summary"] = summary(record, args.samples)
-    record.save()
+    finish(record)
     for name, row in record.data["summary"].items():
         print(name, row)
     return int(any(row["p_smallest"] < 1e-3 for row in record.data["summary"].values()))
@@ -71,18 +75,18 @@ def sample(engine: Engine, name: str, stream: int, start: int, args: argparse.Na
     }
 
 
-def summary(record: Record, samples: int) -> dict[str, dict[str, float]]:
-    """p-values and total variation of each rule against plain decoding."""
-    tokens = {
-        name: [pair for start in range(0, samples, CHUNK) for pair in record.data["parts"][f"{name}/{start}"]["tokens"]]
-        for name in SEEDS
-    }
-    views = {"second": lambda pair: pair[0], "third": lambda pair: pair[1], "pair": tuple}
+def finish(record: Record) -> None:
+    """Writes p-values and total variation of each rule against plain decoding, over the samples that are there."""
+    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in SEEDS}
+    for part, value in record.data["parts"].items():
+        parts[part.split("/")[0]].append(value)
+    tokens = {name: [tuple(pair) for part in found for pair in part["tokens"]] for name, found in parts.items()}
+    views = {"second": lambda pair: pair[0], "third": lambda pair: pair[1], "pair": lambda pair: pair}
     rows: dict[str, dict[str, float]] = {}
     for name in SEEDS:
-        if name == "plain":
+        if name == "plain" or not tokens[name]:
             continue
-        row: dict[str, float] = {}
+        row: dict[str, float] = {"samples": len(tokens[name]), "plain_samples": len(tokens["plain"])}
         for view, of in views.items():
             a, b = Counter(map(of, tokens["plain"])), Counter(map(of, tokens[name]))
             keys = list(a | b)
@@ -90,11 +94,11 @@ def summary(record: Record, samples: int) -> dict[str, dict[str, float]]:
             row[f"p_{view}"], row[f"dof_{view}"] = test.p_value, test.dof
             row[f"tv_{view}"] = total_variation([a[key] for key in keys], [b[key] for key in keys])
         row["p_smallest"] = min(row[f"p_{view}"] for view in views)
-        parts = [record.data["parts"][f"{name}/{start}"] for start in range(0, samples, CHUNK)]
-        drafted = sum(part["drafted"] for part in parts)
-        row["acceptance_rate"] = sum(part["accepted"] for part in parts) / drafted if drafted else 0.0
+        drafted = sum(part["drafted"] for part in parts[name])
+        row["acceptance_rate"] = sum(part["accepted"] for part in parts[name]) / drafted if drafted else 0.0
         rows[name] = row
-    return rows
+    record.data["summary"] = rows
+    record.save()
 
 
 if __name__ == "__main__":

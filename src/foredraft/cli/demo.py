@@ -20,6 +20,7 @@ from foredraft.cli.demo_table import Row, Run, print_tables, total_of, verdict
 from foredraft.cli.models import fetch_with_bar
 from foredraft.cli.options import Given, build, schema_options
 from foredraft.config import SamplingParams
+from foredraft.machine import provenance
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
@@ -199,6 +200,7 @@ def demo(
     spent = time.perf_counter() - began
     if json:
         report = {"target": target, "drafter": name, "prompts": [row.to_dict() for row in rows]}
-        print_json(report | {"total": total_of(rows), "rounds": rounds, "wall_s": spent})
+        report |= {"total": total_of(rows), "rounds": rounds, "wall_s": spent, "provenance": provenance()}
+        print_json(report)
     else:
         print_tables(rows, rounds, spent)

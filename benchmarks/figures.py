@@ -1,0 +1,148 @@
+"""Writes the README's figures from the kept results, so that none is typed by hand.
+
+python benchmarks/figures.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+START, END = "<!-- figures:start -->", "<!-- figures:end -->"
+
+
+def load(name: str) -> dict[str, Any] | None:
+    """A results file, or None if that was not measured yet."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def machine(data: dict[str, Any]) -> str:
+    found = data["provenance"]["machine"]
+    return f"{found['cores']} cores of an {found['cpu']}, no accelerator, {data['provenance']['date'][:10]}"
+
+
+def demo(data: dict[str, Any]) -> list[str]:
+    """The demo's table."""
+    lines = [
+        "**Speed.** `foredraft demo`: SmolLM2-135M-Instruct (4-bit GGUF), prompt lookup, draft length `auto`, greedy, "
+        f"one request at a time, plain and speculative alternating in one run ({machine(data)}).",
+        "",
+        "| prompt | same text | speed-up | α | τ | target calls saved |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in [*data["prompts"], data["total"]]:
+        spec = row["speculative"]
+        lines.append(
+            f"| {row.get('name', 'all')} | {'yes' if row['same_text'] else 'no'} | {ratio(row['speed_up'])}x "
+            f"| {ratio(spec['draft_acceptance_rate'])} | {ratio(spec['mean_acceptance_length'])} | {spec['target_calls_saved']} |"
+        )
+    return lines
+
+
+def ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def identity(data: dict[str, Any]) -> list[str]:
+    """How many texts were the same."""
+    runs = {name: part for name, part in data["parts"].items() if "identical" in part}
+    lines = [
+        f"**Same text.** `make bench-identity`: {data['prompts']} prompts, {data['tokens']} tokens each, greedy, "
+        "lookup and a truncated copy of the model as drafters, against plain decoding of each prompt alone.",
+        "",
+        "| dtype | requests together | drafter | draft lengths | texts | identical |",
+        "|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[str, str, str], list[tuple[str, dict[str, Any]]]] = {}
+    for name, part in runs.items():
+        dtype, batch, drafter, k = name.split("/")
+        groups.setdefault((dtype, batch.removeprefix("batch "), drafter), []).append((k.removeprefix("k="), part))
+    for (dtype, batch, drafter), parts in groups.items():
+        texts = sum(part["identical"] + len(part["differences"]) for _, part in parts)
+        same = sum(part["identical"] for _, part in parts)
+        lengths = ", ".join(k for k, _ in parts)
+        lines.append(f"| {dtype} | {batch} | `{drafter}` | {lengths} | {texts} | {same} |")
+    return lines
+
+
+def law(data: dict[str, Any]) -> list[str]:
+    """Two-sample tests."""
+    lines = [
+        f"**Same law.** `make bench-law`: {data['target']}, T = {data['temperature']:g}, drafts of {data['k']} tokens; "
+        "chi-square tests of the first drafted tokens against plain decoding (small p-values would mean another law).",
+        "",
+        "| rule | samples each | acceptance rate | p, second token | p, third token | p, pair |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in data["summary"].items():
+        lines.append(
+            f"| {name} | {row['samples']} | {row['acceptance_rate']:.2f} | {row['p_second']:.2f} "
+            f"| {row['p_third']:.2f} | {row['p_pair']:.2f} |"
+        )
+    return lines
+
+
+def overhead(data: dict[str, Any]) -> list[str]:
+    """What a step costs outside the forward passes."""
+    lines = [
+        f"**Overhead.** `make bench-overhead`: time of a step at k = {data['k']} outside the models' passes, median.",
+        "",
+        "| drafter, sampling | step | outside passes | share |",
+        "|---|---|---|---|",
+    ]
+    for name, part in data["parts"].items():
+        lines.append(
+            f"| {name} | {part['step_ms_median']:.1f} ms | {part['outside_ms_median']:.2f} ms "
+            f"| {part['outside_share_median']:.1%} |"
+        )
+    return lines
+
+
+def article(data: dict[str, Any]) -> list[str]:
+    """The character-model study's exactness."""
+    c = data["table_c"]
+    low, high = c["noise_band"]
+    lines = [
+        "**The first reference study again.** `foredraft lab article`: two character models of our own, 60,000 samples at "
+        f"the position where they differ most (total variation {c['tv_max']:.2f}). Total variation from the target's law; "
+        f"95 % of true samples lie between {low:.4f} and {high:.4f}.",
+        "",
+        "| drawn by | total variation |",
+        "|---|---|",
+    ]
+    lines += [f"| {row['name']} | {row['tv']:.4f} |" for row in c["rows"]]
+    b = data["table_b"]
+    best = max(b["rows"], key=lambda row: row["measured"])
+    lines += [
+        "",
+        f"Best draft length end to end: k = {b['best_k_measured']}, {best['measured']:.2f} times plain decoding "
+        f"(Leviathan's formula from α and c: k = {b['best_k_predicted']}).",
+    ]
+    return lines
+
+
+def main() -> None:
+    sections = []
+    for name, write in (
+        ("demo", demo),
+        ("identity", identity),
+        ("law", law),
+        ("overhead", overhead),
+        ("article", article),
+    ):
+        data = load(name)
+        if data is not None:
+            sections.append("\n".join(write(data)))
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    head, rest = text.split(START)
+    _, tail = rest.split(END)
+    readme.write_text(f"{head}{START}\n" + "\n\n".join(sections) + f"\n{END}{tail}")
+
+
+if __name__ == "__main__":
+    main()
