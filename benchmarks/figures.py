@@ -38,7 +38,8 @@ def demo(data: dict[str, Any]) -> list[str]:
         spec = row["speculative"]
         lines.append(
             f"| {row.get('name', 'all')} | {'yes' if row['same_text'] else 'no'} | {ratio(row['speed_up'])}x "
-            f"| {ratio(spec['draft_acceptance_rate'])} | {ratio(spec['mean_acceptance_length'])} | {spec['target_calls_saved']} |"
+            f"| {ratio(spec['draft_acceptance_rate'])} | {ratio(spec['mean_acceptance_length'])} "
+            f"| {spec['target_calls_saved']} |"
         )
     return lines
 
@@ -107,9 +108,9 @@ def article(data: dict[str, Any]) -> list[str]:
     c = data["table_c"]
     low, high = c["noise_band"]
     lines = [
-        "**The first reference study again.** `foredraft lab article`: two character models of our own, 60,000 samples at "
-        f"the position where they differ most (total variation {c['tv_max']:.2f}). Total variation from the target's law; "
-        f"95 % of true samples lie between {low:.4f} and {high:.4f}.",
+        "**The first reference study again.** `foredraft lab article`: two character models of our own, 60,000 samples "
+        f"at the position where they differ most (total variation {c['tv_max']:.2f}). Total variation from the "
+        f"target's law; 95 % of true samples lie between {low:.4f} and {high:.4f}.",
         "",
         "| drawn by | total variation |",
         "|---|---|",

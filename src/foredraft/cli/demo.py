@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -20,7 +20,6 @@ from foredraft.cli.demo_table import Row, Run, print_tables, total_of, verdict
 from foredraft.cli.models import fetch_with_bar
 from foredraft.cli.options import Given, build, schema_options
 from foredraft.config import SamplingParams
-from foredraft.machine import provenance
 
 if TYPE_CHECKING:
     from foredraft.engine.engine import Engine
@@ -199,7 +198,9 @@ def demo(
         rounds = 2
     spent = time.perf_counter() - began
     if json:
-        report = {"target": target, "drafter": name, "prompts": [row.to_dict() for row in rows]}
+        report: dict[str, Any] = {"target": target, "drafter": name, "prompts": [row.to_dict() for row in rows]}
+        from foredraft.machine import provenance
+
         report |= {"total": total_of(rows), "rounds": rounds, "wall_s": spent, "provenance": provenance()}
         print_json(report)
     else:

@@ -29,11 +29,14 @@ class LoadOptions(Schema):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Number type of weights and cache; auto takes the fastest that the model and device allow."""
     device: str = "auto"
-    """Where to run: cpu, cuda, cuda:1, mps; auto takes an accelerator if there is one."""
+    """Where to run: cpu, cuda, cuda:1; auto takes an accelerator if there is one."""
     max_context: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of one request, prompt included; without it the model's own limit holds."""
     cache_bytes: Annotated[int, Field(ge=1)] | None = None
     """Budget of the KV cache in bytes; without it a share of the free memory."""
+    activations: Literal["float32", "int16", "int8"] = "float32"
+    """How inputs enter products with quantised weights on a CPU; int16 and int8 are faster, the target a little
+    another."""
     trust_remote_code: bool = False
     """Run Python code that comes with a model; only for models whose code you have read."""
 

@@ -80,6 +80,7 @@ class ModelDrafter(Drafter):
             device=context.device,
             max_context=context.max_context,
             layers=int(layers) if layers else None,
+            only_drafts=True,
         )
         return cls(loaded.target, loaded.tokenizer)
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
 from foredraft import kernels
 from foredraft.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from foredraft.kernels import Activations
 from foredraft.models.build import build_decoder
 from foredraft.models.decoder import Decoder
 from foredraft.models.fused import FusedDecoder
@@ -48,6 +49,8 @@ def load_model(
     cache_bytes: int | None = None,
     layers: int | None = None,
     trust_remote_code: bool = False,
+    activations: Activations = "float32",
+    only_drafts: bool = False,
     make_linear: LinearFactory | None = None,
 ) -> LoadedModel:
     """Loads a model and its tokenizer.
@@ -60,6 +63,10 @@ def load_model(
         cache_bytes: Budget of the KV cache; by default a quarter of the memory that is free after loading.
         layers: Keep only the first so many layers: a draft model by early exit.
         trust_remote_code: Lets a model outside the built-in families run its own Python code.
+        activations: How inputs enter products with quantised weights, see :data:`foredraft.kernels.Activations`.
+            Anything but ``float32`` rounds them: faster, and another model by a little, for plain decoding too.
+        only_drafts: The model will only write drafts, where rounding costs no exactness: inputs are rounded as far
+            as the kernels can.
         make_linear: Builds the matrix products, see :mod:`foredraft.models.linear`. None: weights packed in the bits
             that the file holds (:mod:`foredraft.models.packed`) and passes in one call (:mod:`foredraft.models.fused`)
             where a CPU, dtype and compiled kernels allow, else dense ones. To train a model pass ``dense_linear``.
@@ -71,6 +78,10 @@ def load_model(
     """
     where = _device(device)
     kind = _dtype(dtype, where)
+    if activations not in get_args(Activations):
+        raise ConfigError(
+            f"{activations!r} is not supported", field="activations", remedy=f"use {', '.join(get_args(Activations))}"
+        )
     if max_context is not None and max_context < 1:
         raise ConfigError(f"must be at least 1 (got {max_context})", field="max_context")
     parts = _open(locate(spec))
@@ -79,6 +90,12 @@ def load_model(
             raise UnsupportedModelError(
                 f"cannot drop layers of this model ({parts.shape})", field="layers", remedy="use a Llama-family model"
             )
+        if activations != "float32":
+            raise ConfigError(
+                f"{activations} is not possible for this model ({parts.shape})",
+                field="activations",
+                remedy="use float32",
+            )
         from foredraft.models.hf import load_hf
 
         budget = {} if cache_bytes is None else {"cache_bytes": cache_bytes}
@@ -86,7 +103,7 @@ def load_model(
         return LoadedModel(other, parts.tokenizer(), _adapter_info(parts, other))
     shape = parts.shape if layers is None else parts.shape.truncated(layers)
     with _one_thread():
-        linear = make_linear or _best_linear(kind, where)
+        linear = make_linear or _best_linear(kind, where, activations, only_drafts)
         target = build_decoder(parts.source(), shape, kind, where, cache_bytes, max_context, linear)
         if make_linear is None and linear is not dense_linear:
             target = _fused(target)
@@ -198,9 +215,19 @@ def _fused(decoder: Decoder) -> Decoder:
         return decoder
 
 
-def _best_linear(dtype: torch.dtype, device: torch.device) -> LinearFactory:
-    packable = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
-    return packed_linear() if packable and kernels.available() else dense_linear
+def _best_linear(
+    dtype: torch.dtype, device: torch.device, activations: Activations, only_drafts: bool
+) -> LinearFactory:
+    packable = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and kernels.available()
+    if packable:
+        return packed_linear("int8" if only_drafts else activations)
+    if activations != "float32":
+        raise ConfigError(
+            f"{activations} needs a CPU, float32 or bfloat16, and the compiled kernels",
+            field="activations",
+            remedy="use float32, or see foredraft doctor for the kernels",
+        )
+    return dense_linear
 
 
 def _device(name: str) -> torch.device:
