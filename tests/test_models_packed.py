@@ -60,3 +60,18 @@ def test_turned_products_are_the_same_products() -> None:
             mine = DenseLinear(weight, bias)(x)
             assert mine.is_contiguous()
             torch.testing.assert_close(mine, exact, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not kernels.available(), reason=str(kernels.why_unavailable()))
+def test_inputs_are_rounded_only_when_asked_or_only_drafting(path: Path) -> None:
+    def mode(**options: object) -> str:
+        target = load_model(path, dtype="float32", device="cpu", cache_bytes=2**26, **options).target  # type: ignore[arg-type]
+        return target.layers[0].qkv.activations  # type: ignore[attr-defined, no-any-return]
+
+    assert mode() == "float32"
+    assert mode(activations="int16") == "int16"
+    assert mode(only_drafts=True) == "int8"
+    with pytest.raises(ConfigError, match="activations: 'int4' is not supported; use float32, int16, int8"):
+        mode(activations="int4")
+    with pytest.raises(ConfigError, match="activations: int16 needs a CPU"):
+        load_model(path, dtype="float64", device="cpu", activations="int16")
