@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from cli_support import SENTENCE, Cli, fake_load
 
 import foredraft.engine.engine as engine_module
+from foredraft.cli.doctor import Check, examine
 from foredraft.engine.engine import Engine
+from foredraft.machine import facts
 
 
 @pytest.fixture
@@ -210,6 +213,25 @@ def test_drafters_models_and_doctor_as_json(cli: Cli, monkeypatch: pytest.Monkey
     assert all(check["remedy"] for check in report["checks"] if check["level"] == "warn")
     names = {check["name"] for check in report["checks"]}
     assert {"versions", "cores", "memory", "memory speed", "devices", "kernels", "default model"} <= names
+
+
+def kernels_check(monkeypatch: pytest.MonkeyPatch, switch: str, isa: str) -> Check:
+    monkeypatch.setenv("FOREDRAFT_KERNELS", switch)
+    monkeypatch.setattr("foredraft.kernels.library.isa_name", lambda: isa)
+    reason = {"off": "switched off", "auto": "not built"}[switch] if isa == "torch" else None
+    found = replace(facts(measure=False), kernels=reason is None, kernels_reason=reason)
+    return next(check for check in examine(found) if check.name == "kernels")
+
+
+def test_doctor_says_which_kernels_run_and_how_to_get_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels_check(monkeypatch, "auto", "avx2") == Check("kernels", "ok", "foredraft's own, with AVX2")
+    slow = kernels_check(monkeypatch, "portable", "portable")
+    assert (slow.level, slow.remedy) == ("warn", "unset FOREDRAFT_KERNELS")
+    assert kernels_check(monkeypatch, "auto", "portable").remedy.startswith("set FOREDRAFT_KERNELS=off")
+    assert kernels_check(monkeypatch, "off", "torch").remedy.startswith("unset FOREDRAFT_KERNELS;")
+    missing = kernels_check(monkeypatch, "auto", "torch")
+    assert "C++ compiler" in missing.remedy
+    assert "not built" in missing.found
 
 
 def test_lists_for_people_name_everything(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -66,10 +67,17 @@ def _memory(facts: Facts) -> Check:
 
 
 def _kernels(facts: Facts) -> Check:
+    from foredraft.kernels.library import SWITCH, isa_name
+
+    chosen = os.environ.get(SWITCH, "auto")
+    if facts.kernels and isa_name() == "portable":
+        other = f"unset {SWITCH}" if chosen == "portable" else f"set {SWITCH}=off: torch is faster on this processor"
+        return Check("kernels", "warn", "foredraft's own, without vector instructions: the same bits, slowly", other)
     if facts.kernels:
-        return ok("kernels", "foredraft's own processor kernels are in use")
-    reason = facts.kernels_reason or "not built"
-    return Check("kernels", "warn", f"torch's only ({reason})", "quantised models run slower; results are the same")
+        return ok("kernels", f"foredraft's own, with {isa_name().upper()}")
+    remedy = f"unset {SWITCH}" if chosen == "off" else "install foredraft again on Linux with a C++ compiler"
+    remedy += "; torch needs more time and memory, and near-ties may fall otherwise when it verifies a draft"
+    return Check("kernels", "warn", f"torch's only ({facts.kernels_reason or 'not built'})", remedy)
 
 
 def _default_model(facts: Facts) -> Check:

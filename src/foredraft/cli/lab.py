@@ -15,6 +15,8 @@ from foredraft.cli.help import Command, Group
 from foredraft.cli.session import JsonOption
 from foredraft.errors import ConfigError
 
+DEFAULT_OUT = Path("out/article")
+
 app = typer.Typer(
     cls=Group, help="Studies of speculative decoding, from scratch on this machine.", invoke_without_command=True
 )
@@ -68,9 +70,12 @@ def bars() -> Iterator[Bars]:
 
 @app.command(cls=Command)
 def article(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the page and the figures.")] = Path(
-        "out/article"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", help="Folder for the page and the figures.", show_default=str(DEFAULT_OUT)
+        ),
+    ] = DEFAULT_OUT,
     corpus: Annotated[
         str, typer.Option("--corpus", metavar="NAME|PATH", help="english, korean, or a UTF-8 text file.")
     ] = "english",
