@@ -116,7 +116,8 @@ class Drafter:
 
         A drafter may stop after any token that it drew with ``request.sampler``, but must never take back one
         that it drew (an unlikely one, say): that would make q another law than the one that was drawn from.
-        Tokens that were not drawn (``Draft.q`` is None) may be dropped freely.
+        Nor may it raise because of a token that it drew. Tokens that were not drawn (``Draft.q`` is None) may be
+        dropped freely.
         """
         raise NotImplementedError
 

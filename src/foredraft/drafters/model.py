@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
-from foredraft.errors import ConfigError, VocabularyMismatchError
+from foredraft.errors import CacheFullError, ConfigError, VocabularyMismatchError
 from foredraft.models.base import Segment, Target
 from foredraft.models.prefix import PrefixPool
 from foredraft.types import NO_DRAFT, Draft, Verdict
@@ -103,18 +104,53 @@ class ModelDrafter(Drafter):
         jobs = [self._begin(request, k) if k else None for request, k in zip(requests, ks, strict=True)]
         writing = [job for job in jobs if job is not None]
         while writing:
-            segments = [Segment(job.slot, job.feed, len(job.feed) - 1) for job in writing]
-            logits = self.model.forward(segments).logits
-            for job in writing:
-                self.model.cache.commit(job.slot, len(job.feed))
+            try:
+                logits = self._read(writing)
+            except Exception:
+                if not writing[0].tokens:
+                    raise
+                break
             for job, row in zip(writing, logits, strict=True):
-                token, q = job.request.sampler.draw(self._fit(row[0]), job.tokens)
-                job.tokens.append(token)
-                job.feed = [token]
-                if q is not None:
-                    job.rows.append(q)
+                self._write(job, row[0])
             writing = [job for job in writing if len(job.tokens) < job.k]
         return [NO_DRAFT if job is None else _finish(job) for job in jobs]
+
+    def _read(self, writing: Sequence[_Writing]) -> list[Tensor]:
+        """One pass; the last row of each draft."""
+        cache = self.model.cache
+        segments = [Segment(job.slot, job.feed, len(job.feed) - 1) for job in writing]
+        try:
+            logits = self.model.forward(segments).logits
+        except CacheFullError:
+            if not self._pool.evict():
+                raise
+            return self._read(writing)
+        except BaseException:
+            for job in writing:  # drop what the failed pass may have left pending
+                with contextlib.suppress(Exception):
+                    cache.commit(job.slot, 0)
+            raise
+        for job in writing:
+            cache.commit(job.slot, len(job.feed))
+        return logits
+
+    def _write(self, job: _Writing, logits: Tensor) -> None:
+        """Draws one token, or ends the draft with what it has where no token can be drawn.
+
+        What was drawn stands, here as where a later pass fails: a draft that vanished because of the tokens in it
+        would bend the law (see :meth:`Drafter.propose`). A failure that lasts meets the first token of a later draft.
+        """
+        try:
+            token, q = job.request.sampler.draw(self._fit(logits), job.tokens)
+        except Exception:
+            if not job.tokens:
+                raise
+            job.k = len(job.tokens)
+            return
+        job.tokens.append(token)
+        job.feed = [token]
+        if q is not None:
+            job.rows.append(q)
 
     def _begin(self, request: DraftRequest, k: int) -> _Writing | None:
         """Prepares to draft: what the cache has not read yet is fed first. None where the context is full."""

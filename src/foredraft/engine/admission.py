@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from foredraft.models.tokenizer import Tokenizer
 
 
+_numbers = itertools.count()  # of all engines: one drafter may serve several, and tells requests by their id
+
+
 class Admission:
     """Checks prompts and options against one target and makes requests of them."""
 
@@ -35,7 +39,6 @@ class Admission:
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.clock = clock
-        self._numbers = itertools.count()
 
     def prepare(
         self,
@@ -48,10 +51,12 @@ class Admission:
 
         Raises:
             ConfigError: Named after the field that cannot be honoured.
-            ContextLengthError: The prompt does not fit.
+            ContextLengthError: The prompt, or ``min_tokens`` after it, does not fit.
         """
-        params = params or SamplingParams()
-        speculation = speculation or self.defaults
+        params = SamplingParams() if params is None else params
+        speculation = self.defaults if speculation is None else speculation
+        _check_type(params, SamplingParams, "params")
+        _check_type(speculation, SpeculationConfig, "speculation")
         ids = self._encode(prompt)
         eos = self.tokenizer.eos_ids if self.tokenizer else frozenset()
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
@@ -62,7 +67,7 @@ class Admission:
         )
         noise = RequestNoise(seed)
         return Request(
-            id=f"r{next(self._numbers)}",
+            id=f"r{next(_numbers)}",
             ids=ids,
             prompt_length=len(ids),
             params=params,
@@ -86,7 +91,10 @@ class Admission:
                 raise ConfigError("this target has no tokenizer", field="prompt", remedy="give a list of token ids")
             ids = self.tokenizer.encode(prompt) if prompt else []
         else:
-            ids = [int(token) for token in prompt]
+            try:
+                ids = [operator.index(token) for token in prompt]
+            except TypeError as error:
+                raise ConfigError(f"is neither text nor a sequence of token ids ({error})", field="prompt") from None
         if not ids:
             raise ConfigError("the prompt is empty", field="prompt", remedy="give at least one token of text")
         vocab = self.target.vocab_size
@@ -108,6 +116,12 @@ class Admission:
                 remedy="shorten the prompt or raise max_context",
             )
         room = limit - prompt_length
+        if params.min_tokens > room:
+            raise ContextLengthError(
+                f"{params.min_tokens} is above the {room} tokens that the context has left",
+                field="min_tokens",
+                remedy="lower it, shorten the prompt or raise max_context",
+            )
         return room if params.max_tokens is None else min(params.max_tokens, room)
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -125,6 +139,11 @@ class Admission:
                 raise ConfigError("this target has no tokenizer", field="stop", remedy="use stop_token_ids")
             return TextStream(None)
         return TextStream(self.tokenizer.stream_decoder(), params.stop, params.include_stop)
+
+
+def _check_type(value: object, wanted: type, field: str) -> None:
+    if not isinstance(value, wanted):
+        raise ConfigError(f"must be a {wanted.__name__}, not {type(value).__name__}", field=field)
 
 
 def choose_rule(params: SamplingParams, speculation: SpeculationConfig) -> RuleName:

@@ -80,4 +80,4 @@ class DraftCosts:
     @property
     def per_token(self) -> float | None:
         """None before any draft was measured."""
-        return sorted(self._recent)[len(self._recent) // 2] if self._recent else None
+        return sorted(self._recent)[(len(self._recent) - 1) // 2] if self._recent else None

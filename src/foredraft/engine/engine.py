@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -89,6 +90,10 @@ class Engine:
         self.target: Target = loaded.target if loaded else target  # type: ignore[assignment]
         self.tokenizer = loaded.tokenizer if loaded else None
         self.target_info = loaded.info if loaded else None
+        if not isinstance(self.target, Target):
+            raise ConfigError(f"{self.target!r} is no model", field="target", remedy="give a name, a path or a Target")
+        if not isinstance(drafter, str | Drafter | None):
+            raise ConfigError(f"{drafter!r} is no drafter", field="drafter", remedy="give a name or a Drafter object")
         context = DrafterContext(self.target, self.tokenizer, dtype, device, max_context, self.config.max_batch)
         self.drafter = create(drafter, context) if isinstance(drafter, str) else drafter
         if self.drafter is not None:
@@ -141,11 +146,13 @@ class Engine:
         for request in requests:
             self.scheduler.add(request)
         try:
-            while not all(request.finished_at is not None for request in requests):
-                self.step()
+            for request in requests:
+                while request.finished_at is None:
+                    self.step()
         except BaseException:  # an interrupt must not leave them running
             for request in requests:
-                request.cancelled = True
+                self.cancel(request)
+            self.scheduler.reap()
             raise
         results = [request.result(self.load_s) for request in requests]
         failed = [result for result in results if result.error is not None]
@@ -167,20 +174,23 @@ class Engine:
     ) -> Iterator[StreamDelta]:
         """Decodes one prompt and yields what each step adds; the last delta carries the result.
 
-        Closing the iterator cancels the request and frees its slot at the next step.
+        The request is queued when the first delta is asked for; several streams, read in any order, are decoded
+        together. Closing the iterator cancels the request and frees its slot.
 
         Raises:
             ConfigError, ContextLengthError: At the call, before anything is started.
             ForedraftError: The request failed on the way.
         """
-        request = self.submit(prompt, params, speculation=speculation, tenant=tenant)
-        return self._follow(request)
+        return self._follow(self._admission.prepare(prompt, params, speculation, tenant))
 
     def _follow(self, request: Request) -> Iterator[StreamDelta]:
-        sent = 0
+        sent, done = 0, False
+        request.submitted_at = self.clock()
+        self.scheduler.add(request)
         try:
-            while request.finished_at is None:
-                self.step()
+            while not done:
+                if request.finished_at is None:  # else somebody else's steps have finished it
+                    self.step()
                 tokens, request.events = request.events, []
                 text, sent = request.stream.text[sent:], len(request.stream.text)
                 done = request.finished_at is not None
@@ -210,7 +220,7 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """Ends a request with what it has written; its slot is free after the next step."""
-        request.cancelled = True
+        self.scheduler.cancel(request)
 
     def step(self) -> StepTimes | None:
         """Admits what fits and runs one step of everything admitted; None if there was nothing to do."""
@@ -236,8 +246,11 @@ class Engine:
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    batch = list(prompts)
-    if batch and all(isinstance(item, int) for item in batch):
+    try:
+        batch = list(prompts)
+    except TypeError:
+        raise ConfigError(f"must be prompts, not {type(prompts).__name__}", field="prompts") from None
+    if batch and all(isinstance(item, Integral) or getattr(item, "ndim", None) == 0 for item in batch):
         return [batch]  # type: ignore[list-item]
     return batch  # type: ignore[return-value]
 
@@ -246,6 +259,8 @@ def _spread(value: Any, n: int, field: str) -> list[Any]:
     """One value for all, or one each."""
     if value is None or isinstance(value, SamplingParams | SpeculationConfig):
         return [value] * n
+    if not isinstance(value, Iterable) or isinstance(value, str | Mapping):
+        raise ConfigError(f"must not be {type(value).__name__}", field=field, remedy="give one object, or one a prompt")
     values = list(value)
     if len(values) != n:
         raise ConfigError(f"has {len(values)} entries for {n} prompts", field=field, remedy="give one, or one a prompt")

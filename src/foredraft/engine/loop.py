@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
+import operator
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from foredraft import verify
 from foredraft.drafters.base import Drafter
 from foredraft.engine.commit import commit
 from foredraft.engine.controller import Candidate, Controller
+from foredraft.engine.judge import judge
 from foredraft.engine.request import Request
-from foredraft.errors import CacheFullError, DrafterError, ForedraftError, NumericalError
+from foredraft.errors import CacheFullError, DrafterError, ForedraftError
 from foredraft.models.base import Segment, Target
-from foredraft.sampling.noise import Purpose
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
 log = logging.getLogger("foredraft")
@@ -50,6 +49,7 @@ class StepTimes:
     rows: int = 0
     drafted: int = 0
     pure: bool = False  # no prompt was read in this step
+    settled: bool = False  # nobody was drafted for the first time, which may mean reading a prompt
 
 
 class Loop:
@@ -87,10 +87,16 @@ class Loop:
         times = StepTimes()
         works = self._plan(requests)
         self._propose(works, times)
-        outcomes = self._forward(works, times)
-        for work, outcome in zip(works, outcomes, strict=True):
-            if outcome is not None:
-                self._settle(work, *outcome)
+        times.rows = sum(len(work.unread) + work.draft.k for work in works)
+        times.pure = all(work.complete and work.request.started for work in works)
+        try:
+            outcomes = self._forward(works, times)
+            for work, outcome in zip(works, outcomes, strict=True):
+                if outcome is not None:
+                    self._settle(work, *outcome)
+        except BaseException:  # no room, or an interrupt: no slot may be left with half a pass in it
+            self._abandon(works)
+            raise
         times.total = self.clock() - start
         self._learn(works, times)
         return times
@@ -127,16 +133,19 @@ class Loop:
             min(1, c.limit) if k == 0 and watching and c.speculation.k == "auto" else k
             for c, k in zip(candidates, ks, strict=True)
         ]
-        if not any(asked):
+        chosen = [(work, k, n) for work, k, n in zip(ready, ks, asked, strict=True) if n]
+        if not chosen:
             return
         start = self.clock()
-        drafts = self._ask(self.drafter, ready, asked)
+        drafts = self._ask(self.drafter, [work for work, _, _ in chosen], [n for _, _, n in chosen])
         times.draft = self.clock() - start
         times.drafted = max(asked)
-        for work, k, draft in zip(ready, ks, drafts, strict=True):
+        times.settled = all(work.request.drafted for work, _, _ in chosen)
+        for (work, k, _), draft in zip(chosen, drafts, strict=True):
+            work.request.drafted = True
             if k:
                 work.draft = draft
-            elif draft.tokens:
+            elif draft.tokens and draft.q is None:  # equality says nothing about how often a sampled draft is accepted
                 work.shadow = draft.tokens[0]
 
     def _limit(self, work: Work) -> int:
@@ -169,6 +178,7 @@ class Loop:
         if draft.parents is not None:
             raise DrafterError("proposed a tree, and only chains are verified so far")
         vocab = self.target.vocab_size
+        draft = replace(draft, tokens=tuple(map(operator.index, draft.tokens)))  # numpy's integers are no JSON
         if any(not 0 <= token < vocab for token in draft.tokens):
             raise DrafterError(f"proposed a token id outside 0…{vocab - 1}")
         if draft.q is not None and draft.tokens:
@@ -177,6 +187,8 @@ class Loop:
             sums = draft.q.sum(-1)
             if not bool(((sums - 1).abs() < 1e-3).all()) or bool((draft.q < 0).any()):
                 raise DrafterError("q is not a probability distribution")
+            if not all(draft.q[range(draft.k), draft.tokens].tolist()):
+                raise DrafterError("proposed a token to which q gives no probability")
         return draft
 
     def _dismiss(self, work: Work, error: Exception) -> Draft:
@@ -196,35 +208,42 @@ class Loop:
 
     # --- the target's pass
 
-    def _forward(self, works: Sequence[Work], times: StepTimes) -> list[tuple[Tensor, Tensor | None] | None]:
-        """One pass for all. If it fails, each request runs alone, so that only the one at fault fails."""
-        segments = [_segment(work) for work in works]
-        times.rows = sum(len(segment.tokens) for segment in segments)
-        times.pure = all(work.complete and work.request.started for work in works)
+    def _forward(
+        self, works: Sequence[Work], times: StepTimes, bare: bool = False
+    ) -> list[tuple[Tensor, Tensor | None] | None]:
+        """One pass for all. If it fails, each request runs alone, so that only the one at fault fails.
+
+        And a request alone runs once more without its drafted tokens (``bare``), in case they are what the target
+        cannot read: :func:`~foredraft.engine.judge.judge` makes do with the first row.
+        """
         taps = self.drafter.taps if self.drafter is not None else ()
+        failure: Exception | None = None
         start = self.clock()
         try:
-            output = self.target.forward(segments, taps)
+            output = self.target.forward([_segment(work, bare) for work in works], taps)
         except CacheFullError:
             raise
         except Exception as error:
-            self._abandon(works)
-            if len(works) == 1:
-                self._fail(works[0].request, error)
-                return [None]
-            alone = [self._forward([work], times)[0] for work in works]
-            times.pure = False
-            return alone
+            failure = error
         finally:
             times.target += self.clock() - start
-        tapped: Sequence[Tensor | None] = output.taps or [None] * len(works)
-        return list(zip(output.logits, tapped, strict=True))
+        if failure is None:
+            tapped: Sequence[Tensor | None] = output.taps or [None] * len(works)
+            return list(zip(output.logits, tapped, strict=True))
+        times.pure = False
+        self._abandon(works)
+        if len(works) > 1:
+            return [self._forward([work], times)[0] for work in works]
+        if works[0].draft.k and not bare:
+            return self._forward(works, times, bare=True)
+        self._fail(works[0].request, failure)
+        return [None]
 
     def _abandon(self, works: Sequence[Work]) -> None:
         """Drops what a failed pass may have left pending."""
         for work in works:
             assert work.request.slot is not None
-            with contextlib.suppress(ForedraftError):
+            with contextlib.suppress(Exception):
                 self.target.cache.commit(work.request.slot, 0)
 
     def _fail(self, request: Request, error: Exception) -> None:
@@ -243,7 +262,7 @@ class Loop:
             self._observe(work, None, taps, len(work.unread))
             return
         try:
-            verdict = self._judge(work, logits)
+            verdict = judge(request, work.draft, logits)
             kept = commit(request, work.draft, verdict, logits)
         except Exception as error:  # no law, or a custom processor that raised: this request's own affair
             cache.commit(request.slot, 0)
@@ -258,28 +277,6 @@ class Loop:
             request.acceptance.update(1, int(request.ids[-1] == work.shadow))
         request.started = True
         self._observe(work, verdict, taps, keep)
-
-    def _judge(self, work: Work, logits: Tensor) -> Verdict:
-        """Verifies the draft. A broken row is an error only if the text reaches it, as it would without a draft.
-
-        The draft is judged whole all the same: dropping it because of where it leads would bend the law of what
-        comes before. A broken row stands in as a uniform one, whose numbers are never used for what is committed.
-        """
-        try:
-            return judge(work.request, work.draft, logits)
-        except NumericalError:
-            top = logits.amax(-1)  # NaN where a row holds NaN
-            broken = [row for row, value in enumerate(top.tolist()) if not math.isfinite(value)]
-            if not broken or broken[0] == 0:
-                raise
-            work.request.law.rewind()
-            patched = logits.clone()
-            patched[broken] = 0.0
-            verdict = judge(work.request, work.draft, patched)
-            if verdict.accepted < broken[0]:
-                return verdict
-            # the text gets there: deliver what precedes the broken row, and let the next step meet it
-            return Verdict.chain(broken[0] - 1, work.draft.tokens[broken[0] - 1], work.draft.k)
 
     def _observe(self, work: Work, verdict: Verdict | None, taps: Tensor | None, keep: int | list[int]) -> None:
         """Tells the drafter what became of its draft; of the tapped rows it gets those that the cache kept."""
@@ -296,39 +293,16 @@ class Loop:
         if times.pure and works:
             # everything but drafting: sampling and verifying k+1 rows cost more than one, too
             self.controller.passes.observe(times.rows, times.total - times.draft)
-            if times.drafted and times.draft > 0:
+            if times.drafted and times.settled and times.draft > 0:
                 self.controller.drafts.observe(times.drafted, times.draft)
 
 
-def _segment(work: Work) -> Segment:
+def _segment(work: Work, bare: bool) -> Segment:
     assert work.request.slot is not None
-    unread, draft = work.unread, work.draft
+    unread, draft = work.unread, NO_DRAFT if bare else work.draft
     first = len(unread) - 1 if work.complete else len(unread)
     parents = None
     if draft.parents is not None:
         offset = len(unread)
         parents = [*range(-1, offset - 1), *(offset + p if p >= 0 else offset - 1 for p in draft.parents)]
     return Segment(work.request.slot, [*unread, *draft.tokens], first, parents)
-
-
-def judge(request: Request, draft: Draft, logits: Tensor) -> Verdict:
-    """Applies the request's verification rule.
-
-    Args:
-        logits: ``[k+1, V]`` the target's rows: the last committed token's, then each drafted token's.
-
-    Raises:
-        NumericalError: A row is not a law.
-    """
-    law, noise = request.law, request.noise
-    anchor = len(request.ids)
-    paths = [draft.path(row) for row in range(draft.k + 1)]
-    if request.rule == "exact":
-        return verify.exact(draft, law.argmax(logits, paths))
-    p = law.probs(logits, paths)
-    positions = range(anchor, anchor + draft.k)
-    if request.rule == "coupled":
-        return verify.coupled(draft, p, noise.rows(anchor, draft.k + 1, p.shape[-1]))
-    uniforms = [noise.uniform(Purpose.ACCEPT, position, anchor) for position in positions]
-    rule = verify.rejection if request.rule == "rejection" else verify.block
-    return rule(draft, p, uniforms, noise.uniform(Purpose.NEXT, anchor, anchor))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from foredraft.drafters.base import Drafter
 from foredraft.engine.loop import Loop, StepTimes
@@ -36,6 +36,7 @@ class Scheduler:
         self.pool = PrefixPool(loop.target.cache, keep)
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
+        self._unqueue = False  # somebody in the queue need not wait any longer
         self._full = False  # memory ran out: nobody is admitted before somebody leaves
 
     @property
@@ -49,7 +50,12 @@ class Scheduler:
     def add(self, request: Request) -> None:
         if request.remaining <= 0:
             request.finish_reason = "length"
+            self._unqueue = True
         self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request at the next :meth:`step` or :meth:`reap`."""
+        request.cancelled = self._unqueue = True
 
     def step(self) -> StepTimes | None:
         """Admits, runs one step, retires. None if there was nothing to run."""
@@ -95,6 +101,7 @@ class Scheduler:
                 self._start_drafter(self.drafter, request)
 
     def _start_drafter(self, drafter: Drafter, request: Request) -> None:
+        request.drafted = False
         try:
             drafter.start(request)
         except Exception as error:
@@ -115,13 +122,12 @@ class Scheduler:
         return False
 
     def _retire(self) -> None:
-        for request in [r for r in (*self.active, *self.waiting) if r.cancelled and not r.finished]:
-            request.finish_reason = "cancelled"
-        for request in [r for r in self.active if r.finished]:
-            self.active.remove(request)
-            self._end(request)
-        for request in [r for r in self.waiting if r.finished]:
-            self.waiting.remove(request)
+        self.active, ended = _split(self.active)
+        if self._unqueue:  # the queue may be long, so it is searched only when there is something to find
+            self._unqueue = False
+            waiting, unqueued = _split(self.waiting)
+            self.waiting, ended = deque(waiting), ended + unqueued
+        for request in ended:
             self._end(request)
 
     def _end(self, request: Request, reason: FinishReason | None = None, error: CacheFullError | None = None) -> None:
@@ -147,3 +153,14 @@ class Scheduler:
         else:
             self.loop.target.cache.free(request.slot)
         request.slot = None
+
+
+def _split(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
+    """Those that go on, and those that are finished or cancelled."""
+    on: list[Request] = []
+    ended: list[Request] = []
+    for request in requests:
+        if request.cancelled and not request.finished:
+            request.finish_reason = "cancelled"
+        (ended if request.finished else on).append(request)
+    return on, ended

@@ -6,6 +6,7 @@ every rule of the engine; float64 throughout, so laws can be compared exactly.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -66,14 +67,16 @@ class TableCache:
         """The committed ids of a slot."""
         return list(self._slots[slot].committed)
 
-    def append(self, segment: Segment, limit: int | None) -> None:
-        """Makes a segment's tokens pending."""
-        state = self._slots[segment.slot]
-        if state.pending is not None:
-            raise ConfigError("a pass over it was not committed", field=f"slot {segment.slot}")
-        if limit is not None and len(state.committed) + len(segment.tokens) > limit:
-            raise ContextLengthError(f"{len(state.committed) + len(segment.tokens)} tokens exceed {limit}")
-        state.pending = list(segment.tokens)
+    def append(self, segments: Sequence[Segment], limit: int | None) -> None:
+        """Makes the segments' tokens pending, all or none."""
+        for segment in segments:
+            state = self._slots[segment.slot]
+            if state.pending is not None:
+                raise ConfigError("a pass over it was not committed", field=f"slot {segment.slot}")
+            if limit is not None and len(state.committed) + len(segment.tokens) > limit:
+                raise ContextLengthError(f"{len(state.committed) + len(segment.tokens)} tokens exceed {limit}")
+        for segment in segments:
+            self._slots[segment.slot].pending = list(segment.tokens)
 
     @property
     def slots_in_use(self) -> int:
@@ -128,21 +131,21 @@ class TableModel:
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> ForwardOutput:
         if taps:
             raise ConfigError("a table has no hidden states", field="taps")
-        for segment in segments:
-            self._cache.append(segment, self._max_context)
+        self._cache.append(segments, self._max_context)
         return ForwardOutput([self._rows(segment) for segment in segments], [])
 
     def _rows(self, segment: Segment) -> Tensor:
         context = tuple(self._cache.tokens(segment.slot))
-        rows = []
-        for row in range(segment.logits_from, len(segment.tokens)):
+        first = segment.logits_from
+        rows = torch.empty(len(segment.tokens) - first, self._vocab_size, dtype=torch.float64)
+        for row in range(first, len(segment.tokens)):
             values = torch.as_tensor(self.logits_fn(context + _path(segment, row)), dtype=torch.float64)
             if values.shape != (self._vocab_size,):
                 raise ConfigError(
                     f"returned {tuple(values.shape)} numbers, not {self._vocab_size}", field="TableModel.logits_fn"
                 )
-            rows.append(values)
-        return torch.stack(rows) if rows else torch.empty(0, self._vocab_size, dtype=torch.float64)
+            rows[row - first] = values.detach()  # copied: the function may fill one buffer again and again
+        return rows
 
 
 def _path(segment: Segment, row: int) -> tuple[int, ...]:
@@ -160,8 +163,9 @@ class ScriptedDrafter(Drafter):
     """A drafter that proposes what a function of the prefix says.
 
     Args:
-        propose_fn: ``propose_fn(prefix, k)`` returns at most k token ids, or ``(ids, q)`` with ``q`` of shape
-            ``[n, V]`` where each id was really drawn from its row of q.
+        propose_fn: ``propose_fn(prefix, k)`` returns at most k token ids, or a tuple ``(ids, q)`` with ``q`` of shape
+            ``[n, V]`` where each id was really drawn from its row of q. Lists, tuples, arrays and tensors will do;
+            ``q = None`` says that the ids were not drawn.
         max_context: Longer prefixes get no proposal; None for no limit.
     """
 
@@ -169,7 +173,9 @@ class ScriptedDrafter(Drafter):
 
     def __init__(
         self,
-        propose_fn: Callable[[tuple[int, ...], int], Sequence[int] | tuple[Sequence[int], Numbers | Sequence[Numbers]]],
+        propose_fn: Callable[
+            [tuple[int, ...], int], Sequence[int] | tuple[Sequence[int], Numbers | Sequence[Numbers] | None]
+        ],
         max_context: int | None = None,
     ) -> None:
         self.propose_fn = propose_fn
@@ -180,12 +186,22 @@ class ScriptedDrafter(Drafter):
         if self.max_context is not None and len(prefix) >= self.max_context:
             return NO_DRAFT
         tokens, q = _tokens_and_law(self.propose_fn(prefix, k))
-        return Draft(tuple(int(token) for token in tokens), q)
+        ids = tuple(operator.index(token) for token in tokens)
+        return Draft(ids, None if q is None or not ids else _rows_of(q, len(ids)))
 
 
-def _tokens_and_law(answer: Any) -> tuple[Sequence[int], Tensor | None]:
+def _tokens_and_law(answer: Any) -> tuple[Any, Any]:
     """Tells ``(ids, q)`` from a plain sequence of ids, which may be a tuple of two."""
-    if isinstance(answer, tuple) and len(answer) == 2 and hasattr(answer[0], "__len__"):
-        tokens, q = answer
-        return tokens, q if isinstance(q, Tensor) else torch.as_tensor(q, dtype=torch.float64).reshape(len(tokens), -1)
-    return answer, None
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return answer, None
+    first = answer[0]
+    is_id = first.ndim == 0 if hasattr(first, "ndim") else hasattr(first, "__index__")
+    return (answer, None) if is_id else answer
+
+
+def _rows_of(q: Any, n: int) -> Tensor:
+    """Rows of probabilities in any container -> ``[n, V]`` float64; one row may come without its outer list."""
+    if not hasattr(q, "ndim"):
+        q = torch.stack([torch.as_tensor(row, dtype=torch.float64) for row in q])
+    rows = torch.as_tensor(q, dtype=torch.float64).detach()
+    return rows.reshape(n, -1) if rows.ndim == 1 else rows
