@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import tomllib
@@ -17,7 +18,8 @@ from typer.main import get_command
 import foredraft
 from foredraft import drafters, errors
 from foredraft.cli.main import app, run
-from foredraft.config import EngineConfig, SamplingParams
+from foredraft.cli.session import EngineOptions
+from foredraft.config import SamplingParams
 from foredraft.drafters import registry
 from foredraft.models import catalog
 from foredraft.testing import TableModel
@@ -177,7 +179,7 @@ def test_public_names_are_described() -> None:
 def test_every_field_is_described() -> None:
     sampling, library = ((ROOT / "docs" / name).read_text("utf-8") for name in ("sampling.md", "library.md"))
     assert [name for name in SamplingParams.model_fields if f"`{name}`" not in sampling] == []
-    assert [name for name in EngineConfig.model_fields if f"`{name}`" not in library] == []
+    assert [name for name in EngineOptions.model_fields if f"`{name}`" not in library] == []
 
 
 def test_every_error_is_described() -> None:
@@ -219,6 +221,25 @@ def test_readme_has_room_for_figures() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     assert text.count("<!-- figures:start -->") == text.count("<!-- figures:end -->") == 1
     assert text.index("<!-- figures:start -->") < text.index("<!-- figures:end -->")
+
+
+def kept(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
+
+
+def test_kernel_figures_are_the_kept_ones() -> None:
+    text = (ROOT / "docs" / "kernels.md").read_text("utf-8")
+    for result in kept("kernels")["results"]:
+        weights, _, inputs = result["format"].partition(":")
+        by_rows = {cell["rows"]: cell for cell in result["passes"]}
+        cells = [result["bytes"] / 1e6, *(cell["ms_min"] for cell in by_rows.values())]
+        cells += [by_rows[rows].get("torch_ms_min") for rows in (1, 8)]
+        shown = [f"{cells[0]:.0f}", *("–" if cell is None else f"{cell:.1f}" for cell in cells[1:])]
+        shown += [f"{result[name]:.2f}" for name in ("share_of_bandwidth", "cost8_over_cost1")]
+        assert f"| {' | '.join([weights, inputs or 'float32', *shown])} |" in text
+    for name, part in kept("perplexity")["parts"].items():
+        change = f"{part['against_dequantised']:+.4%}" if part["against_dequantised"] else "–"
+        assert f"| {name} | {part['perplexity']:.4f} | {change} |" in text
 
 
 @pytest.fixture
