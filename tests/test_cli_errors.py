@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -179,6 +180,26 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         assert process.wait(60) == 141, argv
         assert process.stderr.read() == b""
         process.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("argv", [["--help"], ["models"], ["drafters", "--json"]])
+def test_output_to_a_full_disk_is_said_in_one_line(argv: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*FOREDRAFT, *argv], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "error: no space left on device; make room where the output goes and try again\n"
+
+
+def test_closed_streams_are_empty_ones() -> None:
+    command = shlex.join(FOREDRAFT)
+    for line, code, says in (
+        (f"{command} generate - <&-", 2, "error: prompt: the prompt is empty; give at least one character\n"),
+        (f"{command} drafters >&-", 0, ""),
+        (f"{command} generate '' 2>&-", 2, ""),
+    ):
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (code, says), line
 
 
 def test_an_interrupt_while_loading_is_130() -> None:

@@ -141,7 +141,10 @@ def print_indented(
 
 
 def never_fail_to_print() -> None:
-    """Characters that the terminal's encoding lacks become question marks, not errors."""
+    """Characters that the terminal's encoding lacks become question marks; a closed stream is an empty one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # started with "<&-" or from a service
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 the user can fix it (one line says how), 1 a bug, 130 inte
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from foredraft.cli.help import Command, Group
 from foredraft.cli.options import flag_name
 from foredraft.errors import ForedraftError
 
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 
 
@@ -95,6 +97,9 @@ class ForedraftGroup(Group):
             problem, path = one_line(usage()).rstrip("."), context.command_path if context else known
             see = " See" if problem.endswith("?") else "; see"
             print_error(f"{problem[:1].lower()}{problem[1:]}{see} '{path} --help'")
+        elif isinstance(error, OSError) and error.errno in DISK_FULL:
+            silence_stdout()
+            print_error(f"{one_line(str(error.strerror)).lower()}; make room where the output goes and try again")
         else:
             print_error(f"unexpected {type(error).__name__}: {error}; run 'foredraft --debug …' to see where")
             return EXIT_BUG
