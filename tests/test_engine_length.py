@@ -10,6 +10,7 @@ from rig import V, chain, oracle, plain
 
 from foredraft import Engine, SamplingParams
 from foredraft.config import SpeculationConfig
+from foredraft.drafters import ModelDrafter
 from foredraft.engine.controller import Acceptance, Candidate, Controller
 from foredraft.engine.costs import PassCosts
 from foredraft.testing import ScriptedDrafter, TableModel
@@ -124,7 +125,7 @@ def test_the_optimum_is_leviathans() -> None:
 def test_costs_follow_the_level_and_keep_the_shape() -> None:
     costs = PassCosts()
     assert costs.estimate(1) is None
-    for rows, seconds in [(1, 1.0), (4, 2.0), (16, 5.0)]:
+    for rows, seconds in [(1, 1.0), (4, 2.0), (16, 5.0)] * 2:
         costs.observe(rows, seconds)
     assert costs.estimate(4) == pytest.approx(2.0)
     assert costs.estimate(10) == pytest.approx(3.5)
@@ -148,3 +149,82 @@ def test_a_fixed_length_is_what_was_asked_for() -> None:
     made, _ = engine(lambda rows: 1.0, oracle(), k=20, max_k=4)
     result = made.generate([[1]], SamplingParams(max_tokens=64))[0]
     assert [step.drafted for step in result.stats.trace][:4] == [0, 20, 20, 20]
+
+
+@pytest.mark.parametrize("factor", [20, 1000])
+def test_a_slow_first_pass_of_every_length_does_not_end_speculation_for_good(factor: int) -> None:
+    """Whatever is run for the first time takes longer by far, as where kernels are compiled or memory is mapped."""
+    seen: set[int] = set()
+
+    def cost(rows: int) -> float:
+        known = rows in seen
+        seen.add(rows)
+        return (1.0 + 0.02 * (rows - 1)) * (1 if known else factor)
+
+    made, _ = engine(cost, oracle(), max_k=4)
+    result = made.generate([[1]], SamplingParams(max_tokens=2000))[0]
+    late = [step.drafted for step in result.stats.trace][-60:-5]
+    assert sorted(late)[len(late) // 2] >= 3
+
+
+@pytest.mark.parametrize("jump", [0.0, -50.0, 80.0])
+def test_a_clock_that_stands_still_or_jumps(jump: float) -> None:
+    count = iter(range(10**6))
+
+    def cost(rows: int) -> float:
+        return jump if next(count) % 7 == 3 else 1.0 + 0.02 * (rows - 1)
+
+    made, _ = engine(cost, oracle(), max_k=8)
+    result = made.generate([[1]], SamplingParams(max_tokens=800))[0]
+    assert result.token_ids == plain([1], SamplingParams(max_tokens=800))
+    late = [step.drafted for step in result.stats.trace][-40:-3]
+    assert sorted(late)[len(late) // 2] >= 6
+
+
+def test_reading_the_prompt_is_not_taken_for_the_price_of_drafting() -> None:
+    """A drafter's first draft reads the whole prompt: it says nothing about the next."""
+    clock = Clock()
+    inner = oracle()
+    read: set[tuple[int, ...]] = set()
+
+    def propose(prefix: tuple[int, ...], k: int) -> list[int]:
+        clock.now += 0.05 * k + (0.0 if prefix[:2] in read else 30.0)
+        read.add(prefix[:2])
+        return list(inner.propose_fn(prefix, k))  # type: ignore[arg-type]
+
+    target = CostlyModel(clock, lambda rows: 1.0)
+    made = Engine(target=target, drafter=ScriptedDrafter(propose), clock=clock, max_k=8)
+    for first in range(3):
+        result = made.generate([[first, 1]], SamplingParams(max_tokens=40))[0]
+        assert result.plain_steps <= 3, result.stats.trace
+
+
+def test_a_cheap_sampled_draft_is_not_judged_by_equality() -> None:
+    """Draft and target agree on a flat law: two independent draws differ mostly, yet all drafts are accepted."""
+    clock = Clock()
+
+    class Flat(TableModel):
+        def __init__(self, price: float) -> None:
+            super().__init__(lambda prefix: [0.0] * 32, 32)
+            self.price = price
+
+        def forward(self, segments, taps=()):  # type: ignore[no-untyped-def]
+            clock.now += self.price
+            return super().forward(segments, taps)
+
+    made = Engine(target=Flat(1.0), drafter=ModelDrafter(Flat(0.001)), clock=clock)
+    request = made.submit([1], SamplingParams(max_tokens=4, temperature=1.0))
+    made.controller.passes.observe(1, 1.0)
+    made.controller.drafts.observe(1, 0.001)
+    assert made.controller.shadow(1)
+    made.controller.choose = lambda candidates, base_rows: [0]  # type: ignore[method-assign,assignment]
+    before = request.acceptance.rate
+    while not request.finished:
+        made.step()
+    assert request.acceptance.rate == before
+
+
+def test_nothing_is_said_about_speculation_where_none_was_asked_for() -> None:
+    made, _ = engine(lambda rows: 1.0, oracle(), k=0)
+    made.generate([[1]], SamplingParams(max_tokens=60))
+    assert made.speculation_pays is None

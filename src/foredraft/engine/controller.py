@@ -3,8 +3,21 @@
 With acceptance rate α the j-th drafted token of a request is committed with probability α^j (Leviathan 2022,
 arXiv 2211.17192). All candidate tokens of a batch are sorted by that probability and the prefix with the
 highest predicted throughput is drafted, as in load-aware admission (DSpark, arXiv 2607.05147) but searched
-whole, because step costs are not convex. The choice depends on the past only, never on what the draft will
-say, so it cannot bend the law.
+whole, because step costs are not convex.
+
+Why this cannot bend the law. A step's random numbers are keyed by its anchor (:mod:`foredraft.sampling.noise`) and
+no earlier step has used them. Its draft length is fixed before its draft is made, from measured times and from
+acceptances of earlier steps: whatever these may depend on, earlier tokens included, the numbers of this step are
+independent of it. So given the past, k is a constant, and for every constant k the rules give the target's law.
+Three details belong to the argument:
+
+- A drafter may draft fewer than k tokens, after looking at those that it drew: every drawn token is still
+  verified, and the rules hold for a draft whose end is decided by what it holds. It may not take one back.
+- A token drafted only to be watched (:meth:`Controller.shadow`) is compared with the text, never used; its random
+  number is for drafting at this anchor, and the plain token beside it is drawn with another.
+- Where memory runs out in the middle of a step, the step is begun again, from the same numbers. Its length may then
+  differ, because of how many rows the first try had: its row counts are known in advance unless a drafter both
+  samples and ends drafts early by its own confidence. No built-in drafter does both.
 """
 
 from __future__ import annotations
@@ -89,9 +102,9 @@ class Controller:
         if plain is None:  # the first step measures plain decoding
             return [0] * len(candidates)
         per_token = self.drafts.per_token or 0.0
+        rates = [c.acceptance.rate for c in candidates]
         tokens = sorted(
-            ((c.acceptance.rate**j, -j, i) for i, c in enumerate(candidates) for j in range(1, c.limit + 1)),
-            reverse=True,
+            ((rates[i] ** j, -j, i) for i, c in enumerate(candidates) for j in range(1, c.limit + 1)), reverse=True
         )
         expected = float(len(candidates))
         best, best_n = MARGIN * expected / plain, 0

@@ -7,6 +7,7 @@ from bisect import bisect_left
 LEVEL_WEIGHT = 0.25
 SHAPE_WEIGHT = 0.1
 TRUST = 4.0  # one pass may move the estimates by at most this factor: a shared machine has outliers
+DOUBT = 0.98  # what was measured once is believed a little less after every other pass
 
 
 class PassCosts:
@@ -15,11 +16,18 @@ class PassCosts:
     The level follows every pass quickly: it carries what changes for all row counts at once, such as a longer
     context, a hotter machine or another program on it. The shape (how much dearer n rows are than one) is
     learnt slowly, per row count. So a row count that has not been run for a while stays comparable.
+
+    A row count measured only once may have met a disturbance (a first call that compiles, a busy neighbour), and
+    would never be run again if it seems dear. So its estimate sinks until it is worth a second try; of the two
+    measurements the smaller counts.
     """
 
     def __init__(self) -> None:
         self.level = 0.0
         self.shape: dict[int, float] = {}
+        self._once: dict[int, float] = {}  # shapes as measured, of row counts measured once
+        self._known: list[int] = []  # row counts, ascending, and their shapes without bumps
+        self._smooth: list[float] = []
 
     @property
     def largest(self) -> int:
@@ -31,13 +39,28 @@ class PassCosts:
         if seconds <= 0:
             return
         if not self.shape:
-            self.level, self.shape[rows] = seconds, 1.0
-        elif rows not in self.shape:
-            self.shape[rows] = seconds / self.level
+            self.level = seconds
+        if rows not in self.shape:
+            self.shape[rows] = self._once[rows] = seconds / self.level
+        elif rows in self._once:
+            self.shape[rows] = min(self._once.pop(rows), seconds / self.level)
         else:
             ratio = min(max(seconds / (self.level * self.shape[rows]), 1 / TRUST), TRUST)
             self.level *= ratio**LEVEL_WEIGHT
             self.shape[rows] *= ratio**SHAPE_WEIGHT
+        self._known = sorted(self.shape)
+        self._doubt(rows)
+        self._smooth = [self.shape[n] for n in self._known]
+        for i in range(len(self._smooth) - 2, -1, -1):
+            self._smooth[i] = min(self._smooth[i], self._smooth[i + 1])
+
+    def _doubt(self, rows: int) -> None:
+        """Lets row counts measured once sink, though not under what fewer rows cost."""
+        floor = self.shape[self._known[0]]
+        for n in self._known:
+            if n in self._once and n != rows:
+                self.shape[n] = min(self.shape[n], max(self.shape[n] * DOUBT, floor))
+            floor = max(floor, self.shape[n])
 
     def estimate(self, rows: int) -> float | None:
         """Seconds of a pass of ``rows`` rows; None before any pass was measured.
@@ -45,24 +68,18 @@ class PassCosts:
         Between measured row counts the estimate is linear, beyond them it follows the last slope. A pass of
         more rows that was measured cheaper caps it, so that one disturbed measurement cannot stand for long.
         """
-        if not self.shape:
+        known, values = self._known, self._smooth
+        if not known:
             return None
-        known = sorted(self.shape)
-        values = [self.shape[n] for n in known]
-        for i in range(len(values) - 2, -1, -1):
-            values[i] = min(values[i], values[i + 1])
         at = bisect_left(known, rows)
         if at < len(known) and known[at] == rows:
             shape = values[at]
-        elif at == 0:
+        elif at == 0 or len(known) == 1:
             shape = values[0]
         else:
             at = min(at, len(known) - 1)
-            if at == 0:
-                shape = values[0]
-            else:
-                left, right = known[at - 1], known[at]
-                shape = values[at] + (rows - right) * (values[at] - values[at - 1]) / (right - left)
+            left, right = known[at - 1], known[at]
+            shape = values[at] + (rows - right) * (values[at] - values[at - 1]) / (right - left)
         return self.level * shape
 
 

@@ -230,7 +230,8 @@ class Engine:
             seen = list(before.values())
             tokens = sum(r.written - written for r, written, _ in seen)
             declined = sum(r.plain_steps - plain for r, _, plain in seen)
-            self.watch.record(times, tokens, max(len(seen), 1), bool(seen) and declined == len(seen))
+            if times.drafted or declined:  # else nobody had a choice: k=0 was asked for, or the text is at its end
+                self.watch.record(times, tokens, max(len(seen), 1), bool(seen) and declined == len(seen))
         return times
 
     @property
