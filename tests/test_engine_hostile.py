@@ -245,3 +245,40 @@ def test_a_stream_that_nobody_reads_starts_nothing() -> None:
     stream = engine.stream([1, 2], PARAMS)
     del stream
     assert not engine.scheduler.busy
+
+
+# --- a tokenizer that breaks
+
+
+def test_a_token_that_cannot_be_decoded_fails_its_request_alone() -> None:
+    class Decoder:
+        def __init__(self) -> None:
+            self.ids: list[int] = []
+
+        def push(self, token: int) -> str:
+            self.ids.append(token)
+            return self.flush()
+
+        def flush(self) -> str:
+            if len(self.ids) > 5:
+                raise OverflowError("no such token")
+            return "x"
+
+    class Letters:
+        eos_ids: frozenset[int] = frozenset()
+
+        def stream_decoder(self) -> Decoder:
+            return Decoder()
+
+    engine = Engine(target=model(), drafter=oracle(), k=3)
+    engine._admission.tokenizer = Letters()  # type: ignore[assignment]
+    failed = engine.submit([3, 1], PARAMS)
+    engine._admission.tokenizer = None
+    other = engine.submit([1, 2], PARAMS)
+    while engine.scheduler.busy:
+        engine.step()
+    assert failed.finish_reason == "error"
+    assert "OverflowError" in str(failed.error)
+    assert list(other.output) == plain([1, 2], PARAMS)
+    engine.reset()
+    assert engine.target.cache.slots_in_use == 0

@@ -236,7 +236,7 @@ class Loop:
             return [self._forward([work], times)[0] for work in works]
         if works[0].draft.k and not bare:
             return self._forward(works, times, bare=True)
-        self._fail(works[0].request, failure)
+        self.fail(works[0].request, failure)
         return [None]
 
     def _abandon(self, works: Sequence[Work]) -> None:
@@ -246,7 +246,8 @@ class Loop:
             with contextlib.suppress(Exception):
                 self.target.cache.commit(work.request.slot, 0)
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def fail(self, request: Request, error: Exception) -> None:
+        """Finishes one request with an error that says what happened."""
         if not isinstance(error, ForedraftError):
             log.error("request %s failed", request.id, exc_info=error)
             error = ForedraftError(f"failed with {type(error).__name__}: {error}", field=f"request {request.id}")
@@ -266,7 +267,7 @@ class Loop:
             kept = commit(request, work.draft, verdict, logits)
         except Exception as error:  # no law, or a custom processor that raised: this request's own affair
             cache.commit(request.slot, 0)
-            self._fail(request, error)
+            self.fail(request, error)
             return
         rows = len(work.unread)
         keep = rows + kept if work.draft.parents is None else [*range(rows), *(rows + n for n in verdict.path[:kept])]

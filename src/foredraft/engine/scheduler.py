@@ -68,7 +68,8 @@ class Scheduler:
                 times = self.loop.step(self.active)
                 break
             except CacheFullError as error:
-                if not self._make_room(error):
+                self._retire()  # who failed in the same pass
+                if not self.active or not self._make_room(error):
                     return None
         now = self.clock()
         for request in self.active:
@@ -135,7 +136,11 @@ class Scheduler:
             request.finish_reason, request.error = reason, error
         self._release(request, keep=request.finish_reason != "error")
         self._full = False
-        request.stream.finish()
+        try:
+            request.stream.finish()
+        except Exception as failure:  # a tokenizer that cannot decode what was written
+            if request.error is None:
+                self.loop.fail(request, failure)
         request.finished_at = self.clock()
         self.stats.merge(request.stats)
 
