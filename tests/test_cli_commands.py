@@ -70,13 +70,13 @@ def test_the_prompt_can_come_from_stdin_a_file_or_the_template(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Any] = []
-    submit = Engine.submit
+    stream = Engine.stream
 
     def spy(self: Engine, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         asked.append(prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt))
-        return submit(self, prompt, *args, **kwargs)
+        return stream(self, prompt, *args, **kwargs)
 
-    monkeypatch.setattr(Engine, "submit", spy)
+    monkeypatch.setattr(Engine, "stream", spy)
     type_in(monkeypatch, "piped\ntext")
     file = tmp_path / "prompt.txt"
     file.write_text("from a file: ü", "utf-8")
