@@ -228,3 +228,50 @@ def test_nothing_is_said_about_speculation_where_none_was_asked_for() -> None:
     made, _ = engine(lambda rows: 1.0, oracle(), k=0)
     made.generate([[1]], SamplingParams(max_tokens=60))
     assert made.speculation_pays is None
+
+
+def test_what_a_drafter_must_catch_up_is_not_taken_for_the_price_of_drafting() -> None:
+    """Wrong for 400 tokens, perfect afterwards; by then every lone draft has hundreds of plain tokens to read."""
+    clock, good = Clock(), chain()
+
+    class Reader(TableModel):
+        def __init__(self) -> None:
+            super().__init__(lambda prefix: good(prefix) if len(prefix) > 400 else [-x for x in good(prefix)], V)
+
+        def forward(self, segments, taps=()):  # type: ignore[no-untyped-def]
+            clock.now += 0.05 + 0.05 * sum(len(s.tokens) for s in segments)
+            return super().forward(segments, taps)
+
+    target = CostlyModel(clock, lambda rows: 1.0 + 0.02 * (rows - 1))
+    made = Engine(target=target, drafter=ModelDrafter(Reader()), clock=clock, max_k=8)
+    result = made.generate([[1]], SamplingParams(max_tokens=1200))[0]
+    assert [step.drafted for step in result.stats.trace][-40:-3].count(8) >= 35
+
+
+def test_a_slow_first_draft_does_not_end_speculation_for_good() -> None:
+    """The first draft that is measured takes thirty times as long as all others."""
+    clock, calls = Clock(), iter(range(10**6))
+    inner = oracle()
+
+    def propose(prefix: tuple[int, ...], k: int) -> list[int]:
+        clock.now += 0.05 * k * (30 if next(calls) == 1 else 1)
+        return list(inner.propose_fn(prefix, k))  # type: ignore[arg-type]
+
+    target = CostlyModel(clock, lambda rows: 1.0)
+    made = Engine(target=target, drafter=ScriptedDrafter(propose), clock=clock, max_k=8)
+    result = made.generate([[1]], SamplingParams(max_tokens=200))[0]
+    assert result.plain_steps < 25
+
+
+def test_drafting_has_a_price_where_every_step_has_a_newcomer() -> None:
+    """Requests of three tokens, one after the other: all drafts are first drafts, and drafting is dear."""
+    clock = Clock()
+    inner = oracle()
+
+    def propose(prefix: tuple[int, ...], k: int) -> list[int]:
+        clock.now += 5.0 * k
+        return list(inner.propose_fn(prefix, k))  # type: ignore[arg-type]
+
+    made = Engine(target=CostlyModel(clock, lambda rows: 1.0), drafter=ScriptedDrafter(propose), clock=clock)
+    results = [made.generate([[i % V]], SamplingParams(max_tokens=3))[0] for i in range(40)]
+    assert sum(result.stats.num_spec_steps for result in results) < 8

@@ -47,6 +47,7 @@ class Acceptance:
     accepted: float = PRIOR_RATE * PRIOR_WEIGHT
     rejected: float = (1 - PRIOR_RATE) * PRIOR_WEIGHT
     idle: int = 0
+    again: bool = False
     probe_after: int = FIRST_PROBE
 
     @property
@@ -125,14 +126,23 @@ class Controller:
         return ks
 
     def _or_probe(self, candidate: Candidate, k: int) -> int:
-        """Lets a request that is decoded plainly try one draft now and then, ever more rarely."""
+        """Lets a request that is decoded plainly try one draft now and then, ever more rarely.
+
+        Where the price of drafting is in doubt, or old, it tries two: the first has to read all that was decoded
+        plainly, only the second shows the price.
+        """
         state = candidate.acceptance
         if k or not candidate.limit:
-            state.idle, state.probe_after = 0, FIRST_PROBE if k > 1 else state.probe_after
+            state.idle, state.again = 0, False
+            state.probe_after = FIRST_PROBE if k > 1 else state.probe_after
             return k
+        if state.again:
+            state.again = False
+            return min(2, candidate.limit)
         state.idle += 1
         if state.idle < state.probe_after:
             return 0
+        state.again = self.drafts.unsure or state.probe_after == LAST_PROBE
         state.idle, state.probe_after = 0, min(2 * state.probe_after, LAST_PROBE)
         return min(2, candidate.limit)
 

@@ -84,17 +84,38 @@ class PassCosts:
 
 
 class DraftCosts:
-    """Seconds of drafting one token deeper: the median of the latest measurements."""
+    """Seconds of drafting one token deeper: the median of the latest measurements.
+
+    A drafter that was not asked in the step before has a prompt or plain tokens to read first. What it takes then is
+    no price but a bound of it, and counts as a price only where nothing else can be had.
+    """
 
     KEEP = 9
+    ENOUGH = 3
 
     def __init__(self) -> None:
         self._recent: list[float] = []
+        self._bound = 0.0  # the latest
+        self._bounds = 0
 
     def observe(self, depth: int, seconds: float) -> None:
+        """Takes in one draft of requests that were all drafted for in the step before."""
         self._recent = [*self._recent[1 - self.KEEP :], seconds / depth]
+
+    def observe_bound(self, depth: int, seconds: float) -> None:
+        """Takes in one draft that others did not lead up to."""
+        self._bound = seconds / depth
+        self._bounds += 1
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the price rests on so little that one disturbance may have made it."""
+        return self.per_token is not None and len(self._recent) < self.ENOUGH
 
     @property
     def per_token(self) -> float | None:
-        """None before any draft was measured."""
-        return sorted(self._recent)[(len(self._recent) - 1) // 2] if self._recent else None
+        """None before drafting was measured."""
+        if self._recent:
+            price = sorted(self._recent)[(len(self._recent) - 1) // 2]
+            return min(price, self._bound) if self._bounds else price
+        return self._bound if self._bounds > self.ENOUGH else None

@@ -49,7 +49,7 @@ class StepTimes:
     rows: int = 0
     drafted: int = 0
     pure: bool = False  # no prompt was read in this step
-    settled: bool = False  # nobody was drafted for the first time, which may mean reading a prompt
+    settled: bool = False  # all drafts followed others: none had to read a prompt or plain steps first
 
 
 class Loop:
@@ -140,9 +140,9 @@ class Loop:
         drafts = self._ask(self.drafter, [work for work, _, _ in chosen], [n for _, _, n in chosen])
         times.draft = self.clock() - start
         times.drafted = max(asked)
-        times.settled = all(work.request.drafted for work, _, _ in chosen)
+        times.settled = all(work.request.asked_at == len(work.request.stats.trace) - 1 for work, _, _ in chosen)
         for (work, k, _), draft in zip(chosen, drafts, strict=True):
-            work.request.drafted = True
+            work.request.asked_at = len(work.request.stats.trace)
             if k:
                 work.draft = draft
             elif draft.tokens and draft.q is None:  # equality says nothing about how often a sampled draft is accepted
@@ -294,8 +294,10 @@ class Loop:
         if times.pure and works:
             # everything but drafting: sampling and verifying k+1 rows cost more than one, too
             self.controller.passes.observe(times.rows, times.total - times.draft)
-            if times.drafted and times.settled and times.draft > 0:
-                self.controller.drafts.observe(times.drafted, times.draft)
+            if times.drafted and times.draft > 0:
+                drafts = self.controller.drafts
+                learn = drafts.observe if times.settled else drafts.observe_bound
+                learn(times.drafted, times.draft)
 
 
 def _segment(work: Work, bare: bool) -> Segment:

@@ -27,7 +27,7 @@ class Request:
         slot: Slot of the target's cache once admitted.
         speculation: How it is drafted and verified.
         drafting: Whether the drafter serves it; cleared if the drafter fails on it.
-        drafted: Whether the drafter has been asked since it started.
+        asked_at: Steps that it had made when its drafter was last asked; None since the drafter started.
         events: Tokens committed since the last look, for streams.
     """
 
@@ -48,7 +48,7 @@ class Request:
     submitted_at: float
     acceptance: Acceptance
     drafting: bool = True
-    drafted: bool = False
+    asked_at: int | None = None
     slot: int | None = None
     cached_tokens: int = 0
     started: bool = False

@@ -102,7 +102,7 @@ class Scheduler:
                 self._start_drafter(self.drafter, request)
 
     def _start_drafter(self, drafter: Drafter, request: Request) -> None:
-        request.drafted = False
+        request.asked_at = None
         try:
             drafter.start(request)
         except Exception as error:
