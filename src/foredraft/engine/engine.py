@@ -44,7 +44,7 @@ class Engine:
         max_context: Most tokens of one request; None takes the model's own limit.
         cache_bytes: Budget of the KV cache in bytes; None takes a share of free memory.
         activations: ``float32``, or ``int16`` or ``int8`` to round what enters products with quantised weights on a
-            CPU: faster, and another target by a little (see docs/models.md).
+            CPU: faster, and another target by a little (see docs/kernels.md).
         trust_remote_code: Let transformers run code that comes with a model.
         clock: Monotonic seconds, for tests.
         options: Fields of :class:`~foredraft.config.EngineConfig`: ``k``, ``max_k``, ``verify``, ``max_batch``, …
@@ -245,8 +245,8 @@ class Engine:
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
+    if isinstance(prompts, str | bytes):
+        return [prompts]  # type: ignore[list-item]
     try:
         batch = list(prompts)
     except TypeError:

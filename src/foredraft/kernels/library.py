@@ -61,6 +61,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{LIBRARY.name} is of another version (ABI {library.fd_abi()}, {ABI} is wanted); install again"
     if [library.fd_struct_size(i) for i in range(len(STRUCTS))] != [ctypes.sizeof(struct) for struct in STRUCTS]:
         return None, f"{LIBRARY.name} lays out its structs differently; install again"
+    if mode == "auto" and library.fd_isa() != 1:
+        return None, f"this CPU has no AVX2 and FMA, and without them torch is faster ({SWITCH}=portable insists)"
     return library, ""
 
 

@@ -57,7 +57,10 @@ def softmax(logits: Tensor, temperature: float) -> Tensor:
         return torch.softmax(logits, -1)
     # Shifted first, so that a low temperature cannot overflow; in place, because fresh pages cost more than the sums.
     probs = (logits - logits.amax(-1, keepdim=True)).div_(temperature).exp_()
-    return probs.div_(probs.sum(-1, keepdim=True))
+    # numpy sums a row alike whether it comes alone or with others; torch splits a single row between threads.
+    rows = probs.numpy()
+    rows /= rows.sum(-1, keepdims=True)
+    return probs
 
 
 def active_filters(params: SamplingParams) -> list[Filter]:
