@@ -50,7 +50,9 @@ def test_prompts_of_one_token_each_in_arrays() -> None:
     assert Engine(target=model()).generate([], PARAMS) == []
 
 
-@pytest.mark.parametrize("prompts", [5, None, [1.5, 2], [[1.5]], [[[1]]], [1, "a"], [None], [["1"]]])
+@pytest.mark.parametrize(
+    "prompts", [5, None, [1.5, 2], [[1.5]], [[[1]]], b"\x01", [b"\x01"], [1, "a"], [None], [["1"]]]
+)
 def test_what_is_no_prompt_is_named(prompts: Any) -> None:
     engine = Engine(target=model())
     with pytest.raises(ConfigError, match="prompt"):

@@ -92,6 +92,8 @@ class Admission:
             ids = self.tokenizer.encode(prompt) if prompt else []
         else:
             try:
+                if isinstance(prompt, bytes):
+                    raise TypeError("bytes must be decoded first")
                 ids = [operator.index(token) for token in prompt]
             except TypeError as error:
                 raise ConfigError(f"is neither text nor a sequence of token ids ({error})", field="prompt") from None
