@@ -246,7 +246,7 @@ class Engine:
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | bytes):
-        return [prompts]  # type: ignore[list-item]
+        return [prompts]
     try:
         batch = list(prompts)
     except TypeError:
