@@ -5,14 +5,16 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: help install fetch demo article test lint bench-identity bench-law bench-overhead clean
+.PHONY: help install fetch demo article test lint bench-identity bench-law bench-overhead bench-kernels bench-perplexity figures clean
 
 help:
 	@echo "make demo     decode a few real prompts, plain and speculative, side by side"
 	@echo "make test     lint, types, import rule and the whole test suite"
 	@echo "make article  reproduce the character-model study as a page with plots"
 	@echo "make install  only make the virtual environment ($(VENV))"
-	@echo "make bench-identity | bench-law | bench-overhead   the measurements kept under benchmarks/results"
+	@echo "make bench-identity, bench-law, bench-overhead, bench-kernels, bench-perplexity"
+	@echo "              the measurements kept under benchmarks/results"
+	@echo "make figures  write the README's figures from them"
 
 install: $(READY)
 
@@ -48,6 +50,15 @@ bench-law: fetch
 
 bench-overhead: fetch
 	$(BIN)/python benchmarks/overhead.py
+
+bench-kernels: $(READY)
+	$(BIN)/python benchmarks/kernels.py --out benchmarks/results/kernels.json
+
+bench-perplexity: fetch
+	$(BIN)/python benchmarks/perplexity.py
+
+figures: $(READY)
+	$(BIN)/python benchmarks/figures.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

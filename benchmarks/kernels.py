@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from torch.nn import functional
 
 from foredraft.kernels import PackedLinear, isa_name, why_unavailable
 from foredraft.kernels.formats import GGUF
+from foredraft.machine import provenance
 
 OUT, IN, COUNT = 8960, 1536, 8
 ROWS = (1, 2, 4, 8, 16)
@@ -136,12 +136,13 @@ def main() -> None:
             flush=True,
         )
     if options.out:
-        machine = {
-            "processor": platform.processor() or platform.machine(),
-            "torch": torch.__version__,
+        report = {
+            "provenance": provenance(),
             "isa": isa_name(),
+            "threads": options.threads,
+            "clock": options.clock,
+            "results": results,
         }
-        report = {"machine": machine, "threads": options.threads, "clock": options.clock, "results": results}
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 
