@@ -112,6 +112,16 @@ def test_bfloat16_weights_and_cache(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([read(ours, slot, [token]) for token in tokens]), mine)
 
 
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+@pytest.mark.parametrize("name", ["llama_bias_untied", "llama"])
+def test_rounded_inputs_whether_tied_or_not(name: str, activations: Activations, tmp_path: Path) -> None:
+    model = make_hf(name)
+    ours = save_and_load(model, tmp_path, activations=activations)
+    assert isinstance(ours, FusedDecoder)
+    tokens = random_tokens(20)
+    close(fresh(ours, tokens), reference(model, tokens))  # float weights: nothing is rounded
+
+
 def test_taps_and_chosen_logits(tmp_path: Path) -> None:
     _, ours = fuse("gemma3", tmp_path)
     plain = save_and_load(make_hf("gemma3"), tmp_path / "again", make_linear=dense_linear)

@@ -279,7 +279,8 @@ def _check(
             got = f"{linear.in_features} -> {linear.out_features}"
             raise ConfigError(f"is {got}, {inner} -> {outer} is wanted", field=name)
         most = 3 if name in ("qkv", "gate_up") else 1
-        if len(linear.matrices) > most or not linear.matrices[0].packed or linear.mode != head.mode:
+        other = linear.mode != head.mode and name != "embedding"  # whose rows are only looked up
+        if len(linear.matrices) > most or not linear.matrices[0].packed or other:
             raise ConfigError(f"must be up to {most} packed matrices with the head's activations", field=name)
     for name, values, size in norms:
         if values is not None and tuple(values.shape) != size:
