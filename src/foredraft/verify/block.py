@@ -32,18 +32,20 @@ def block(draft: Draft, p: Tensor, uniforms: Sequence[float], next_uniform: floa
     those past the accepted prefix: none may be used again for a token drafted at the same position later.
     """
     check_chain(draft, p.shape[0], len(uniforms))
-    kept = [1.0]
-    for ratio in ratios(draft, p):
+    kept, of_p_and_q = [1.0], ratios(draft, p)
+    for ratio in of_p_and_q:
         kept.append(min(1.0, kept[-1] * ratio))
     accepted = draft.k
-    while accepted > 0 and not uniforms[accepted - 1] < _stop_here(kept[accepted], draft, p, accepted):
+    while accepted > 0 and not uniforms[accepted - 1] < _stop_here(kept, of_p_and_q, draft, p, accepted):
         accepted -= 1
     return Verdict.chain(accepted, draw(residual(kept[accepted], draft, p, accepted), next_uniform), draft.k)
 
 
-def _stop_here(kept: float, draft: Draft, p: Tensor, row: int) -> float:
+def _stop_here(kept: Sequence[float], of_p_and_q: Sequence[float], draft: Draft, p: Tensor, row: int) -> float:
     """h_i: the probability of accepting i = ``row`` tokens when no longer prefix was accepted."""
-    if row == draft.k or kept in (0.0, 1.0):
-        return kept
-    mass = float(excess(kept, draft, p, row).sum())
-    return mass / (mass + 1.0 - kept)
+    b = kept[row]
+    if row == draft.k or b in (0.0, 1.0):
+        return b
+    # a one-hot q leaves all of b * p but the drafted token's part, which needs no look at the vocabulary
+    mass = b * (1.0 - of_p_and_q[row]) if draft.q is None else float(excess(b, draft, p, row).sum())
+    return mass / (mass + 1.0 - b)
