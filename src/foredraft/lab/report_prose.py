@@ -81,7 +81,8 @@ def table_b(article: Article) -> str:
 calls taken in turns on one processor thread, after {b.context} characters of context). Their ratio is
 {1 / b.c:.2f}, and c = {b.c:.2f}. Both models run layer by layer in torch, as in the first study; the compiled pass
 that serves real models runs either of these in about 0.15 ms, most of it the call itself, so that a drafter of a
-quarter of the layers would save next to nothing. The first study had {seed.TARGET_MS} and {seed.DRAFT_MS} ms, a ratio of
+quarter of the layers would save next to nothing.
+The first study had {seed.TARGET_MS} and {seed.DRAFT_MS} ms, a ratio of
 {seed.TARGET_MS / seed.DRAFT_MS:.2f}.</p>
 <ul>
 <li><em>Calls alone</em> reckons as the first study did: tokens a step over the time of the step's model calls. It
