@@ -115,7 +115,8 @@ def article(data: dict[str, Any]) -> list[str]:
         "| drawn by | total variation |",
         "|---|---|",
     ]
-    lines += [f"| {row['name']} | {row['tv']:.4f} |" for row in c["rows"]]
+    names = {"direct": "the target itself", "naive": "rejection without its residual (wrong on purpose)"}
+    lines += [f"| {names.get(row['name'], row['name'])} | {row['tv']:.4f} |" for row in c["rows"]]
     b = data["table_b"]
     best = max(b["rows"], key=lambda row: row["measured"])
     lines += [
