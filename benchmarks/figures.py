@@ -70,6 +70,18 @@ def identity(data: dict[str, Any]) -> list[str]:
     return lines
 
 
+def identity_qwen(data: dict[str, Any]) -> list[str]:
+    """The larger pair of one family."""
+    [(name, part)] = [(name, part) for name, part in data["parts"].items() if "identical" in part]
+    dtype, batch, drafter, k = name.split("/")
+    texts = part["identical"] + len(part["differences"])
+    return [
+        f"The larger pair, once: `{data['target']}` with `{drafter}`, {dtype}, {batch.replace('batch ', '')} requests "
+        f"together, {k.replace('=', ' = ')}, {data['tokens']} tokens each: {part['identical']} of {texts} texts "
+        f"identical, {part['accepted'] / part['drafted']:.0%} of the drafted tokens accepted."
+    ]
+
+
 def law(data: dict[str, Any]) -> list[str]:
     """Two-sample tests."""
     lines = [
