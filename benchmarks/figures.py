@@ -31,7 +31,8 @@ def demo(data: dict[str, Any]) -> list[str]:
     runs = data["runs"]
     lines = [
         f"**Speed.** `foredraft demo`, {len(runs)} runs: SmolLM2-135M-Instruct (4-bit GGUF), prompt lookup, draft "
-        f"length `auto`, greedy, one request at a time, plain and speculative alternating in each run ({machine(runs[0])}).",
+        "length `auto`, greedy, one request at a time, plain and speculative alternating in each run "
+        f"({machine(runs[0])}).",
         "",
         "| prompt | same text | speed-up: median (lowest–highest) | α | τ | target calls saved |",
         "|---|---|---|---|---|---|",
