@@ -59,6 +59,10 @@ class DrafterError(ForedraftError):
     """A drafter crashed or broke its contract; the request goes on without it."""
 
 
+class RequestTimeoutError(ForedraftError):
+    """A request got no slot, or did not finish, in the time that it had."""
+
+
 class RequestFailedError(ForedraftError):
     """At least one request of a batch failed; the others finished.
 

@@ -214,9 +214,46 @@ class Engine:
         tenant: str = "",
     ) -> Request:
         """Queues one request; :meth:`step` moves it on, ``request.result`` is there once it is finished."""
-        request = self._admission.prepare(prompt, params, speculation, tenant)
-        self.scheduler.add(request)
+        request = self.prepare(prompt, params, speculation=speculation, tenant=tenant)
+        self.add(request)
         return request
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculation: SpeculationConfig | None = None,
+        tenant: str = "",
+        priority: int = 0,
+        queue_timeout: float | None = None,
+        timeout: float | None = None,
+    ) -> Request:
+        """Checks one request without queueing it; unlike everything else here it may be called in any thread.
+
+        Args:
+            prompt: Text or token ids.
+            params: How tokens are drawn; None is greedy.
+            speculation: Overrides the engine's ``k``, ``max_k`` and ``verify``.
+            tenant: Whose request this is.
+            priority: Requests of a lower number get a slot first.
+            queue_timeout: Seconds from now after which it fails if it still has no slot.
+            timeout: Seconds from now after which it fails unless it has finished.
+
+        Raises:
+            ConfigError, ContextLengthError: The prompt or an option cannot be honoured.
+        """
+        request = self._admission.prepare(prompt, params, speculation, tenant)
+        request.priority = priority
+        if queue_timeout is not None:
+            request.admit_by = request.submitted_at + queue_timeout
+        if timeout is not None:
+            request.deadline = request.submitted_at + timeout
+        return request
+
+    def add(self, request: Request) -> None:
+        """Queues a request that :meth:`prepare` made."""
+        self.scheduler.add(request)
 
     def cancel(self, request: Request) -> None:
         """Ends a request with what it has written; its slot is free after the next step."""

@@ -27,6 +27,9 @@ class Request:
         slot: Slot of the target's cache once admitted.
         speculation: How it is drafted and verified.
         drafting: Whether the drafter serves it; cleared if the drafter fails on it.
+        priority: Lower numbers are admitted first.
+        admit_by: Clock time after which it fails if it still waits for a slot; None waits for ever.
+        deadline: Clock time after which it fails unless it has finished.
         asked_at: Steps that it had made when its drafter was last asked; None since the drafter started.
         events: Tokens committed since the last look, for streams.
     """
@@ -47,6 +50,9 @@ class Request:
     tenant: str
     submitted_at: float
     acceptance: Acceptance
+    priority: int = 0
+    admit_by: float | None = None
+    deadline: float | None = None
     drafting: bool = True
     asked_at: int | None = None
     slot: int | None = None

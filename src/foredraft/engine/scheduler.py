@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+import math
 from collections.abc import Callable, Iterable
 
 from foredraft.drafters.base import Drafter
 from foredraft.engine.loop import Loop, StepTimes
 from foredraft.engine.request import Request
 from foredraft.engine.stats import SpecStats
-from foredraft.errors import CacheFullError
+from foredraft.engine.waiting import WaitingQueue
+from foredraft.errors import CacheFullError, ForedraftError, RequestTimeoutError
 from foredraft.models.prefix import PrefixPool
 from foredraft.types import FinishReason
 
@@ -34,10 +35,11 @@ class Scheduler:
         self.clock = clock
         self.stats = stats
         self.pool = PrefixPool(loop.target.cache, keep)
-        self.waiting: deque[Request] = deque()
+        self.waiting = WaitingQueue()
         self.active: list[Request] = []
         self._unqueue = False  # somebody in the queue need not wait any longer
         self._full = False  # memory ran out: nobody is admitted before somebody leaves
+        self._alarm = math.inf  # when the first of all deadlines passes
 
     @property
     def drafter(self) -> Drafter | None:
@@ -51,6 +53,7 @@ class Scheduler:
         if request.remaining <= 0:
             request.finish_reason = "length"
             self._unqueue = True
+        self._alarm = min([self._alarm, *_limits(request)])
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
@@ -79,21 +82,45 @@ class Scheduler:
         return times
 
     def reap(self) -> None:
-        """Retires what was cancelled since the last step."""
+        """Retires what was cancelled since the last step, and what is out of time."""
+        if self.clock() >= self._alarm:
+            self._expire()
         self._retire()
+
+    def fail_all(self, error: ForedraftError) -> None:
+        """Ends every request, waiting or not, with ``error``."""
+        for request in (*self.waiting, *self.active):
+            if not request.finished:
+                request.finish_reason, request.error = "error", error
+        self._unqueue = True
+        self._retire()
+
+    def _expire(self) -> None:
+        """Fails what is out of time; sets the alarm for the next."""
+        now = self.clock()
+        for request in self.waiting:
+            if request.admit_by is not None and request.admitted_at is None and now >= request.admit_by:
+                _time_out(request, "no slot came free in the time that it may wait")
+                self._unqueue = True
+        for request in (*self.waiting, *self.active):
+            if request.deadline is not None and now >= request.deadline:
+                _time_out(request, "it did not finish in the time that it has")
+                self._unqueue = True
+        alive = (request for request in (*self.waiting, *self.active) if not request.finished)
+        self._alarm = min((limit for request in alive for limit in _limits(request)), default=math.inf)
 
     def _admit(self) -> None:
         while self.waiting and len(self.active) < self.max_batch and not (self._full and self.active):
-            request = self.waiting[0]
+            request = self.waiting.first(self.active)
             try:
                 request.slot, cached = self.pool.take(request.ids, request.tenant)
             except CacheFullError as error:
                 if not self.active:  # nothing will ever come free
-                    self.waiting.popleft()
+                    self.waiting.remove([request])
                     self._end(request, "error", error)
                     continue
                 return
-            self.waiting.popleft()
+            self.waiting.remove([request])
             if request.admitted_at is None:
                 request.admitted_at = self.clock()
                 request.cached_tokens = cached
@@ -117,7 +144,7 @@ class Scheduler:
             youngest = self.active.pop()
             self._release(youngest, keep=False)
             youngest.started, self._full = False, True
-            self.waiting.appendleft(youngest)
+            self.waiting.put_back(youngest)
             return True
         self._end(self.active.pop(), "error", error)
         return False
@@ -126,8 +153,9 @@ class Scheduler:
         self.active, ended = _split(self.active)
         if self._unqueue:  # the queue may be long, so it is searched only when there is something to find
             self._unqueue = False
-            waiting, unqueued = _split(self.waiting)
-            self.waiting, ended = deque(waiting), ended + unqueued
+            _, unqueued = _split(self.waiting)
+            self.waiting.remove(unqueued)
+            ended += unqueued
         for request in ended:
             self._end(request)
 
@@ -158,6 +186,18 @@ class Scheduler:
         else:
             self.loop.target.cache.free(request.slot)
         request.slot = None
+
+
+def _limits(request: Request) -> list[float]:
+    """The times that it must not pass."""
+    queue = request.admit_by if request.admitted_at is None else None
+    return [limit for limit in (queue, request.deadline) if limit is not None]
+
+
+def _time_out(request: Request, problem: str) -> None:
+    if not request.finished:
+        request.finish_reason = "error"
+        request.error = RequestTimeoutError(problem, field="timeout", remedy="ask for less, or try again later")
 
 
 def _split(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
