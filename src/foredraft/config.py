@@ -5,6 +5,7 @@ Invalid values raise :class:`~foredraft.errors.ConfigError` naming the field; un
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,9 @@ from foredraft.errors import ConfigError
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy decoding, for target and drafter alike: dividing logits by less
 overflows float32 long before the law differs from the argmax."""
+
+
+_STRUCTURES = ("json_schema", "json_object", "regex", "grammar")
 
 
 class Schema(BaseModel):
@@ -48,6 +52,26 @@ def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _json_text(value: Any) -> Any:
+    """A schema as JSON text, given as text or as data; the order of its keys is kept."""
+    if value is None or (isinstance(value, str) and _is_json(value)):
+        return value
+    if not isinstance(value, dict | bool):
+        raise ConfigError("is neither a schema nor JSON text", field="json_schema")
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"is not JSON ({error})", field="json_schema") from None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"is not JSON ({error})", field="json_schema") from None
+    return True
+
+
 class SamplingParams(Schema):
     """How the tokens of one request are drawn and when it ends. Every control holds at every draft position.
 
@@ -79,6 +103,18 @@ class SamplingParams(Schema):
     """Token sequences that must not appear: the last token of each is banned where the others precede it."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Only these tokens may be drawn (end-of-sequence tokens must be listed to be allowed)."""
+    json_schema: Annotated[str, BeforeValidator(_json_text)] | None = None
+    """The text is JSON that satisfies this JSON Schema; needs a tokenizer."""
+    json_object: bool = False
+    """The text is a JSON object."""
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    """The whole text matches this regular expression (no look-around, no back-references)."""
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+    """The text satisfies this context-free grammar, in Lark or in GBNF (EBNF) notation."""
+    structured_after: Annotated[str, Field(min_length=1)] | None = None
+    """With one of the four above: the text is free until this marker, such as ``</think>``."""
+    structured_until: Annotated[str, Field(min_length=1)] | None = None
+    """With one of the four: this marker follows the structure, then the text is free again."""
     processors: tuple[Callable[..., Any], ...] = ()
     """Custom logits processors, see :mod:`foredraft.sampling.processors`."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
@@ -102,6 +138,11 @@ class SamplingParams(Schema):
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
+    @property
+    def structured_field(self) -> str | None:
+        """Which of the four kinds of structure is asked for, by field name."""
+        return next((field for field in _STRUCTURES if getattr(self, field) not in (None, False)), None)
+
     @model_validator(mode="after")
     def _check(self) -> SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -111,6 +152,12 @@ class SamplingParams(Schema):
                 raise ConfigError("an entry is empty", field=field, remedy="remove it")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ConfigError("the list is empty, so no token could be drawn", field="allowed_token_ids")
+        structures = [field for field in _STRUCTURES if getattr(self, field) not in (None, False)]
+        if len(structures) > 1:
+            raise ConfigError(f"cannot be joined with {structures[0]}", field=structures[1], remedy="give one of them")
+        for field in ("structured_after", "structured_until"):
+            if getattr(self, field) is not None and not structures:
+                raise ConfigError(f"needs one of {', '.join(_STRUCTURES)}", field=field)
         return self
 
 

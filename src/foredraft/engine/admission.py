@@ -11,6 +11,7 @@ from foredraft.config import SamplingParams, SpeculationConfig
 from foredraft.engine.controller import Acceptance
 from foredraft.engine.request import Request
 from foredraft.engine.stream import TextStream
+from foredraft.engine.structures import Structures
 from foredraft.errors import ConfigError, ContextLengthError
 from foredraft.models.base import Target
 from foredraft.sampling.drafting import RequestSampler
@@ -39,6 +40,7 @@ class Admission:
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.clock = clock
+        self._structures = Structures(tokenizer, target.vocab_size)
 
     def prepare(
         self,
@@ -63,7 +65,12 @@ class Admission:
         rule = choose_rule(params, speculation)
         seed = fresh_seed() if params.seed is None else params.seed
         law = TokenLaw(
-            params, ids, self.target.vocab_size, eos_ids=end_ids, bad_words_ids=self._bad_words(params.bad_words)
+            params,
+            ids,
+            self.target.vocab_size,
+            eos_ids=end_ids,
+            bad_words_ids=self._bad_words(params.bad_words),
+            grammar=self._structures.grammar(params, end_ids),
         )
         noise = RequestNoise(seed)
         return Request(

@@ -24,6 +24,8 @@ def commit(request: Request, draft: Draft, verdict: Verdict, logits: Tensor) -> 
     written = 0
     for i, token in enumerate(tokens):
         _append(request, token, _kind(draft, verdict, i))
+        if not request.finished and request.law.ended(tokens[: i + 1]):
+            request.finish_reason = "stop"
         if request.params.logprobs is not None:
             request.logprobs.append(token_logprob(logits[rows[i]], token, request.params.logprobs))
         written += 1

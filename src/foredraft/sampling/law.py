@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foredraft.config import SamplingParams
 from foredraft.errors import ConfigError, NumericalError
+from foredraft.grammar import Grammar
 from foredraft.sampling.filters import filtered
 from foredraft.sampling.processors import Bans, Bias, Custom, Paths, Penalties
 
@@ -26,9 +27,11 @@ class TokenLaw:
         vocab_size: ``V``, the width of the logits.
         eos_ids: Tokens that end a text (banned while ``min_tokens`` is not reached).
         bad_words_ids: ``params.bad_words`` as token sequences.
+        grammar: The structure that ``params`` ask for, at its beginning.
 
     Attributes:
         vocab_size: ``V``.
+        grammar: The request's grammar after the committed output, or None.
 
     Raises:
         ConfigError: A token id is not in ``[0, V)``; the field is named.
@@ -42,6 +45,7 @@ class TokenLaw:
         *,
         eos_ids: frozenset[int] = frozenset(),
         bad_words_ids: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         self._params = params
         self.vocab_size = vocab_size
@@ -63,7 +67,8 @@ class TokenLaw:
         self._bias = Bias(params.logit_bias) if params.logit_bias else None
         bans = bad or ends or params.allowed_token_ids is not None
         self._bans = Bans(bad, params.allowed_token_ids, ends, params.min_tokens) if bans else None
-        self._plain = not (self._custom or self._penalties or self._bias or self._bans)
+        self.grammar = grammar
+        self._plain = not (self._custom or self._penalties or self._bias or self._bans or grammar)
 
     @property
     def greedy(self) -> bool:
@@ -74,6 +79,8 @@ class TokenLaw:
         self._ids.extend(tokens)
         if self._penalties:
             self._penalties.commit(tokens)
+        if self.grammar:
+            self.grammar.commit(tokens)
 
     def probs(self, logits: Tensor, paths: Paths) -> Tensor:
         """The law of each row.
@@ -99,6 +106,11 @@ class TokenLaw:
         Arguments and errors are those of :meth:`probs`.
         """
         return self._argmax_checked(self._scores(logits, paths), logits)
+
+    def ended(self, path: Sequence[int]) -> bool:
+        """Whether the request's grammar is complete after ``path``, so that the text ends there."""
+        written = len(self._ids) - self._prompt_length + len(path)
+        return self.grammar is not None and written >= self._params.min_tokens and self.grammar.ended(path)
 
     def rewind(self) -> None:
         """Puts stateful processors back to the committed state (call it between drafting and verification)."""
@@ -130,6 +142,8 @@ class TokenLaw:
             self._bias.apply(values)
         if self._bans:
             self._bans.apply(values, paths, self._ids, len(self._ids) - self._prompt_length)
+        if self.grammar:
+            self.grammar.apply(values, paths)
         return scores
 
     def _argmax_checked(self, scores: Tensor, logits: Tensor) -> list[int]:
@@ -158,6 +172,8 @@ class TokenLaw:
             "processors": self._custom is not None,
         }
         fields = [field for field, active in candidates.items() if active]
+        if self.grammar:
+            fields.append(self.grammar.field)
         raise NumericalError(
             f"row {row} has no token left", field=" or ".join(fields), remedy="allow more tokens or ban fewer"
         )
