@@ -23,7 +23,8 @@ class Draft:
 
     Attributes:
         tokens: ``k`` token ids, ``0 <= id < V``. Empty means "no proposal", which is ordinary.
-        q: ``[k, V]`` float32 or float64: the post-filter law that each token was really sampled from.
+        q: ``[k, V]`` float32 or float64: the post-filter law that each token was really sampled from; in a tree, that
+            of node i given its path and its earlier siblings (zero at them if it was drawn without replacement).
             ``None`` means that the tokens were not sampled (argmax, lookup): q is one-hot at each token.
         parents: For a tree, ``parents[i] < i`` is the index of node i's parent, ``-1`` the last committed
             token. ``None`` means a chain.
@@ -36,6 +37,16 @@ class Draft:
     @property
     def k(self) -> int:
         return len(self.tokens)
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest path; ``k`` for a chain."""
+        if self.parents is None:
+            return self.k
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 1)
+        return max(depths, default=0)
 
     def path(self, row: int) -> tuple[int, ...]:
         """The drafted tokens that precede row ``row`` of the target's pass (row 0 has none)."""
@@ -76,7 +87,18 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of one request, for statistics: how many tokens were drafted and how many accepted."""
+    """One step of one request, for statistics.
+
+    Attributes:
+        drafted: Tokens drafted; of a tree, its nodes.
+        accepted: Drafted tokens committed.
+        depth: Positions drafted for: length of the longest path of a tree; -1 for a chain, where it is ``drafted``.
+    """
 
     drafted: int
     accepted: int
+    depth: int = -1
+
+    @property
+    def positions(self) -> int:
+        return self.drafted if self.depth < 0 else self.depth

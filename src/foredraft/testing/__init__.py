@@ -3,6 +3,7 @@
 from foredraft.testing.law import accepted_law, exact_law, expected_tokens, law_of_drafts, plain_law
 from foredraft.testing.stats import goodness_of_fit, total_variation, tv_noise, two_sample
 from foredraft.testing.table import ScriptedDrafter, TableModel
+from foredraft.testing.trees import trees
 
 __all__ = [
     "ScriptedDrafter",
@@ -14,6 +15,7 @@ __all__ = [
     "law_of_drafts",
     "plain_law",
     "total_variation",
+    "trees",
     "tv_noise",
     "two_sample",
 ]

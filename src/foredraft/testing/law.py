@@ -34,7 +34,7 @@ from torch import Tensor
 from foredraft.errors import ConfigError
 from foredraft.testing.fork import Fork, Uniform, outcomes
 from foredraft.types import NO_DRAFT, Draft, RuleName, Verdict
-from foredraft.verify import block, coupled, exact, rejection
+from foredraft.verify import block, coupled, coupled_tree, exact, exact_tree, rejection, rejection_tree, traversal
 
 Prefix = tuple[int, ...]
 Law = Callable[[Prefix], Tensor]
@@ -60,7 +60,8 @@ def exact_law(
 
     Args:
         rule: A function with the signature of :func:`~foredraft.verify.rejection.rejection` that does nothing with
-            its uniforms but compare and scale them; or the name of one of ours. ``"exact"`` needs a one-hot p.
+            its uniforms but compare and scale them; or the name of one of ours (for trees its counterpart:
+            ``"block"`` is :func:`~foredraft.verify.traversal.traversal`). ``"exact"`` needs a one-hot p.
             ``"coupled"`` is summed over the winners of the target's races and over every draft with positive
             probability, so that it holds however draft and noise depend on one another.
         p: The target's law.
@@ -164,13 +165,16 @@ def _step(
 
 
 def _run(rule: Rule | RuleName, draft: Draft, p: Tensor, fork: Fork) -> Verdict:
+    tree = draft.parents is not None
     if rule == "exact":
         if not bool((p.amax(-1) == 1.0).all()):
             raise ConfigError("the exact rule is for greedy decoding, whose law is one-hot", field="p")
-        return exact(draft, p.argmax(-1).tolist())
+        return (exact_tree if tree else exact)(draft, p.argmax(-1).tolist())
     if rule == "coupled":
-        return coupled(draft, p, _Races(p, fork))
-    run: Any = {"rejection": rejection, "block": block}.get(rule, rule) if isinstance(rule, str) else rule
+        noise = _Races(p, fork, draft)
+        return coupled_tree(draft, p, noise) if tree else coupled(draft, p, noise)
+    named = {"rejection": rejection_tree, "block": traversal} if tree else {"rejection": rejection, "block": block}
+    run: Any = named.get(rule, rule) if isinstance(rule, str) else rule
     verdict: Verdict = run(draft, p, [Uniform(fork) for _ in draft.tokens], Uniform(fork))
     return verdict
 
@@ -178,24 +182,37 @@ def _run(rule: Rule | RuleName, draft: Draft, p: Tensor, fork: Fork) -> Verdict:
 class _Races(Sequence[Tensor]):
     """Noise of the coupled rule, a branch a winner.
 
-    ``race(p, E)`` is token x with probability p(x). Row i, when first read, becomes noise with which token x wins, on
-    the branch x of weight p_i(x). It wins by a hair, so that a race with any other row has another winner: a rule
-    that takes its tokens from anything but the winner of the right row is found out.
+    ``race(p, E)`` is token x with probability p(x). The noise of depth i, when first read, becomes noise with which
+    token x wins, on the branch x of weight p_i(x), where p_i is the row of the chain after i tokens, and in a tree
+    that of the path of the earlier winners. It wins by a hair, so that a race with any other row has another winner:
+    a rule that takes its tokens from anything but the winner of the right row is found out.
     """
 
-    def __init__(self, p: Tensor, fork: Fork) -> None:
-        self._p, self._fork = p, fork
+    def __init__(self, p: Tensor, fork: Fork, draft: Draft) -> None:
+        self._p, self._fork, self._draft = p, fork, draft
         self._rows: dict[int, Tensor] = {}
+        self._winners: list[int] = []
 
     def __len__(self) -> int:
-        return self._p.shape[0]
+        return self._draft.depth + 1
 
-    def __getitem__(self, row: Any) -> Any:
-        if row not in self._rows:
-            weights = self._p[row].tolist()
+    def __getitem__(self, depth: Any) -> Any:
+        if depth not in self._rows:
+            p = self._p[depth if self._draft.parents is None else self._row(depth)]
+            weights = p.tolist()
             winners = [x for x, weight in enumerate(weights) if weight > 0.0]
             winner = winners[self._fork.decide([weights[x] for x in winners])]
-            noise = torch.where(self._p[row] > 0.0, self._p[row], 1.0)
+            noise = torch.where(p > 0.0, p, 1.0)
             noise[winner] *= 1.0 - 1e-9
-            self._rows[row] = noise
-        return self._rows[row]
+            self._rows[depth] = noise
+            self._winners.append(winner)
+        return self._rows[depth]
+
+    def _row(self, depth: int) -> int:
+        won = tuple(self._winners[:depth])
+        found = (row for row in range(self._draft.k + 1) if len(won) == depth and self._draft.path(row) == won)
+        if (row := next(found, None)) is None:
+            raise ConfigError(
+                f"noise of depth {depth} was read off the path of the target's draws", field="exponentials"
+            )
+        return row
