@@ -1,0 +1,1 @@
+"""Training of drafters: the target writes its own text, a small head learns to foresee it."""

@@ -1,0 +1,250 @@
+"""Trains an EAGLE-3 head on recorded texts of its target (Li 2025, arXiv 2503.01840)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from foredraft.drafters.eagle_head import HeadShape
+from foredraft.models.base import Target
+from foredraft.train.checkpoint import load_checkpoint, optimizer_tensors, restore_optimizer, save_checkpoint
+from foredraft.train.config import EagleTraining
+from foredraft.train.eagle_net import EagleNet
+from foredraft.train.shards import Sample
+from foredraft.train.target_parts import TargetParts, initial_weights
+from foredraft.train.texts import Place, batches, first_place, held_out_texts
+
+CHAIN = 5
+"""Length of the drafts that acceptance is measured with."""
+
+
+@dataclass(slots=True)
+class Measure:
+    """Acceptance on held-out texts.
+
+    Attributes:
+        step: Optimiser steps before it.
+        seconds: Time spent on training before it.
+        tokens: Answer tokens trained on before it.
+        loss: Mean training loss since the last one.
+        alpha: For each position of a chain, how often its token is accepted where those before it are (greedy).
+        tau: Tokens a target pass with chains of :data:`CHAIN`, bonus included (greedy).
+        overlap: Mean of sum min(p, q) at the first position: acceptance at temperature 1.
+    """
+
+    step: int
+    seconds: float
+    tokens: int
+    loss: float
+    alpha: list[float]
+    tau: float
+    overlap: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """State of a run that changes from step to step."""
+
+    place: Place
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+    history: list[Measure] = field(default_factory=list)
+
+
+class EagleTrainer:
+    """One training run; :meth:`run` starts it or goes on where a checkpoint left it, to the bit.
+
+    Args:
+        target: The model that the head drafts for; one of our decoders.
+        shape: The head's sizes.
+        token_ids: ``[D]`` draft vocabulary.
+        config: Options.
+        data: Folder of recorded texts, with taps ``(*shape.taps, last layer)``.
+        out: Folder of the checkpoint and of the best weights.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        shape: HeadShape,
+        token_ids: Tensor,
+        config: EagleTraining,
+        data: Path,
+        out: Path,
+    ) -> None:
+        self.config, self.shape, self.data, self.out = config, shape, data, out
+        torch.manual_seed(config.seed)
+        self.parts = TargetParts(target, token_ids)
+        self.taps = (*shape.taps, self.parts.decoder.shape.layers)
+        self.index = torch.full((shape.vocab,), -1, dtype=torch.int64)
+        self.index[token_ids] = torch.arange(len(token_ids))
+        self.net = EagleNet(shape)
+        for name, value in initial_weights(target, shape, token_ids).items():
+            self.net.set(name, value)
+        self.optimizer = torch.optim.AdamW(
+            self.net.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
+        )
+        self.progress = Progress(first_place(data, config.seed))
+        self.held_out = held_out_texts(data, self.taps, config.held_out)
+        if self.checkpoint.exists():
+            self._restore()
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.out / "checkpoint.safetensors"
+
+    @property
+    def best(self) -> Path:
+        return self.out / "best.safetensors"
+
+    def run(self, report: Callable[[Measure], None] = lambda _: None, until: float = math.inf) -> list[Measure]:
+        """Trains to the last step, to an early stop, or to the first step after time ``until`` (epoch seconds).
+
+        Returns:
+            All measurements, those before a restart included.
+        """
+        config, progress = self.config, self.progress
+        feed = batches(self.data, self.taps, progress.place, config.batch, config.seed)
+        while progress.step < config.steps and not self._stale() and time.time() < until:
+            started = time.monotonic()
+            batch, progress.place = next(feed)
+            progress.losses.append(self._step(batch))
+            progress.step += 1
+            progress.seconds += time.monotonic() - started
+            last = progress.step == config.steps
+            if progress.step % config.measure_every == 0 or last:
+                report(self._measured())
+            if progress.step % config.save_every == 0 or last:
+                self.save()
+        return progress.history
+
+    def _measured(self) -> Measure:
+        """Measures, and keeps the weights if they are the best so far."""
+        progress = self.progress
+        alpha, tau, overlap = self.measure()
+        loss = sum(progress.losses) / len(progress.losses)
+        progress.losses.clear()
+        found = Measure(progress.step, progress.seconds, progress.tokens, loss, alpha, tau, overlap)
+        progress.history.append(found)
+        if tau >= max(m.tau for m in progress.history):
+            save_checkpoint(self.best, self.net.state(), asdict(found))
+        return found
+
+    def _stale(self) -> bool:
+        taus = [m.tau for m in self.progress.history]
+        return len(taus) > self.config.patience and max(taus) > max(taus[-self.config.patience :])
+
+    # --- one step
+
+    def _step(self, batch: list[Sample]) -> float:
+        config, step = self.config, self.progress.step
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.lr * _schedule(step, config.warmup, config.steps)
+        rollout = min(config.rollout, 1 + int(2 * config.rollout * step / config.steps))
+        tokens = sum(len(sample.ids) - sample.prompt_length for sample in batch)
+        total = 0.0
+        self.net.train()
+        for sample in batch:
+            loss = self._loss(sample, rollout) / tokens
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), config.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.progress.tokens += tokens
+        return total
+
+    def _loss(self, sample: Sample, rollout: int) -> Tensor:
+        """Cross-entropy to the target's own law, summed over positions, averaged over the drafted tokens."""
+        logits, law, known, _ = self._draft(sample, rollout)
+        loss, weights = torch.zeros(()), 0.0
+        for j, row in enumerate(logits):
+            each = -(law[j:] * functional.log_softmax(row, -1)).sum(-1)
+            loss = loss + self.config.decay**j * (each * known[j:]).sum()
+            weights += self.config.decay**j
+        return loss / weights
+
+    def _draft(self, sample: Sample, rollout: int) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+        """Logits a step; the target's law ``[m, D]``, whether the true token is in the draft vocabulary, and its
+        draft id (-1 if not), ``[m]`` each, for the ``m`` tokens from the second of the answer on.
+        """
+        ids = torch.tensor(sample.ids)
+        length = len(ids) - 2  # row t joins position t with token t+1 and foresees token t+2
+        first = max(sample.prompt_length - 1, 0)
+        rollout = min(rollout, length - first)
+        taps = sample.taps.float()
+        with torch.no_grad():
+            law = self.parts.law(taps[first + 1 : length + 1, -1])
+            embeddings = self.parts.embed(ids[1 : length + 1])
+        logits = self.net(taps[:length, :-1], embeddings, first, rollout)
+        wanted = self.index[ids[first + 2 :]]
+        return logits, law, (wanted >= 0).float(), wanted
+
+    # --- measuring
+
+    @torch.no_grad()
+    def measure(self) -> tuple[list[float], float, float]:
+        """Acceptance by position, tokens a pass, and overlap, as in :class:`Measure`, by drafting from every position
+        of the held-out texts.
+        """
+        self.net.eval()
+        tried, accepted = torch.zeros(CHAIN), torch.zeros(CHAIN)
+        starts, overlap, rows = 0, 0.0, 0
+        for sample in self.held_out:
+            logits, law, _, wanted = self._draft(sample, CHAIN)
+            overlap += float(torch.minimum(law, logits[0].softmax(-1)).sum())
+            rows += len(wanted)
+            starts += max(len(wanted) - CHAIN + 1, 0)
+            alive = torch.ones(max(len(wanted) - CHAIN + 1, 0), dtype=torch.bool)
+            for j, row in enumerate(logits):
+                match = (row.argmax(-1) == wanted[j:])[: len(alive)]
+                tried[j] += alive.sum()
+                alive = alive & match
+                accepted[j] += alive.sum()
+        alpha = (accepted / tried.clamp(min=1)).tolist()
+        return alpha, 1 + float(accepted.sum()) / max(starts, 1), overlap / max(rows, 1)
+
+    # --- checkpoints
+
+    def save(self) -> None:
+        """Writes the checkpoint."""
+        named = dict(self.net.named_parameters())
+        tensors = {f"net.{name}": value.detach() for name, value in named.items()}
+        tensors |= optimizer_tensors(self.optimizer, named) | {"token_ids": self.parts.token_ids}
+        state = asdict(self.progress) | {"config": self.config.model_dump()}
+        save_checkpoint(self.checkpoint, tensors, state)
+
+    def _restore(self) -> None:
+        tensors, state = load_checkpoint(self.checkpoint)
+        named = dict(self.net.named_parameters())
+        with torch.no_grad():
+            for name, parameter in named.items():
+                parameter.copy_(tensors[f"net.{name}"])
+        restore_optimizer(self.optimizer, named, tensors)
+        place: dict[str, Any] = state["place"]
+        self.progress = Progress(
+            Place(place["epoch"], tuple(place["shards"]), place["done"]),
+            state["step"],
+            state["seconds"],
+            state["tokens"],
+            state["losses"],
+            [Measure(**entry) for entry in state["history"]],
+        )
+
+
+def _schedule(step: int, warmup: int, steps: int) -> float:
+    """Linear rise, then a cosine down to a twentieth."""
+    if step < warmup:
+        return (step + 1) / warmup
+    along = (step - warmup) / max(steps - warmup, 1)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(along, 1.0)))

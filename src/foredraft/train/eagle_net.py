@@ -1,0 +1,127 @@
+"""The EAGLE-3 head as something to train: training-time test over whole texts (Li 2025, arXiv 2503.01840)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from foredraft.drafters.eagle_head import HeadShape
+from foredraft.models.rope import RopeTable, rotate
+
+
+class EagleNet(nn.Module):
+    """The trainable weights of a head, named as in a checkpoint.
+
+    Args:
+        shape: Its sizes.
+    """
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.shape = shape
+        d, width, kv_width = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        layer = {
+            "self_attn.q_proj": (width, 2 * d),
+            "self_attn.k_proj": (kv_width, 2 * d),
+            "self_attn.v_proj": (kv_width, 2 * d),
+            "self_attn.o_proj": (d, width),
+            "mlp.gate_proj": (shape.intermediate, d),
+            "mlp.up_proj": (shape.intermediate, d),
+            "mlp.down_proj": (d, shape.intermediate),
+        }
+        sizes: dict[str, tuple[int, ...]] = {"fc": (d, len(shape.taps) * shape.target_hidden)}
+        sizes |= {f"layers.0.{name}": size for name, size in layer.items()}
+        sizes["lm_head"] = (shape.draft_vocab, d)
+        norms = ["hidden_norm", "input_layernorm", "post_attention_layernorm"]
+        sizes |= {f"layers.0.{name}": (d,) for name in norms} | {"norm": (d,)}
+        self.weights = nn.ParameterDict({_key(name): nn.Parameter(_initial(size)) for name, size in sizes.items()})
+        self.names = {f"{name}.weight": _key(name) for name in sizes}
+        self._rope = RopeTable(shape.rope, torch.float32, torch.device("cpu"))
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights under their names in a checkpoint (``fc.weight``, ``layers.0.self_attn.q_proj.weight`` …)."""
+        return {name: self.weights[key].detach() for name, key in self.names.items()}
+
+    def set(self, name: str, value: Tensor) -> None:
+        """Sets one weight by its name in a checkpoint."""
+        parameter = self.weights[self.names[name]]
+        with torch.no_grad():
+            parameter.copy_(value)
+
+    def forward(self, taps: Tensor, embeddings: Tensor, first: int, steps: int) -> list[Tensor]:
+        """Drafts ``steps`` tokens from every position of one text, with the true tokens as its own.
+
+        Args:
+            taps: ``[T, len(taps), target_hidden]`` float32; row t belongs to position t.
+            embeddings: ``[T, d]``; row t is the embedding of token t+1.
+            first: First row whose output is wanted; rows before it are context only.
+
+        Returns:
+            For step j = 0, 1, … logits ``[T - first - j, D]``; row i foresees token ``first + j + i + 2`` from the
+            target's states up to position ``first + i``.
+        """
+        shape, w = self.shape, self.weights
+        length = taps.shape[0]
+        cos, sin = self._rope(torch.arange(length, device=taps.device), length)
+        embedded = self._norm(embeddings, "layers.0.input_layernorm")
+        known: list[tuple[Tensor, Tensor]] = []
+        logits: list[Tensor] = []
+        hidden = feature = functional.linear(taps.flatten(1), w["fc"])
+        context = torch.cat([embedded, self._norm(feature, "layers.0.hidden_norm")], -1)
+        known.append(self._keys(context, cos, sin))
+        feature, joined = feature[first:], context[first:]
+        for step in range(steps):
+            rows = slice(first + step, length)
+            if step:
+                feature = hidden[:-1]
+                joined = torch.cat([embedded[rows], self._norm(feature, "layers.0.hidden_norm")], -1)
+                known.append(self._keys(joined, cos[rows], sin[rows]))
+            q = rotate(self._heads(joined, "q_proj", shape.heads), cos[rows], sin[rows])
+            mixed = functional.linear(self._attend(q, known, first), w[_key("layers.0.self_attn.o_proj")])
+            start = feature
+            if shape.norm_before_residual:
+                start = self._norm(feature, "layers.0.hidden_norm")
+            hidden = start + mixed
+            hidden = hidden + self._mlp(self._norm(hidden, "layers.0.post_attention_layernorm"))
+            logits.append(functional.linear(self._norm(hidden, "norm"), w["lm_head"]))
+        return logits
+
+    def _attend(self, q: Tensor, known: list[tuple[Tensor, Tensor]], first: int) -> Tensor:
+        """Row i sees the target's keys up to ``first + i``, then one drafted key a step, up to its own."""
+        n, groups = q.shape[0], self.shape.heads // self.shape.kv_heads
+        keys, values = (part.repeat_interleave(groups, 1).transpose(0, 1) for part in known[0])
+        q = q.transpose(0, 1) * self.shape.head_dim**-0.5
+        place = torch.arange(n, device=q.device)[:, None] + first
+        future = torch.arange(keys.shape[1], device=q.device)[None] > place
+        scores = [(q @ keys.transpose(1, 2)).masked_fill(future, -torch.inf)]
+        drafted = [tuple(part[:n].repeat_interleave(groups, 1).transpose(0, 1) for part in pair) for pair in known[1:]]
+        scores += [(q * key).sum(-1, keepdim=True) for key, _ in drafted]
+        weights = torch.cat(scores, -1).softmax(-1)
+        mixed = weights[..., : keys.shape[1]] @ values
+        for i, (_, value) in enumerate(drafted):
+            mixed = mixed + weights[..., keys.shape[1] + i : keys.shape[1] + i + 1] * value
+        return mixed.transpose(0, 1).flatten(1)
+
+    def _keys(self, joined: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        keys = rotate(self._heads(joined, "k_proj", self.shape.kv_heads), cos, sin)
+        return keys, self._heads(joined, "v_proj", self.shape.kv_heads)
+
+    def _heads(self, joined: Tensor, name: str, heads: int) -> Tensor:
+        weight = self.weights[_key(f"layers.0.self_attn.{name}")]
+        return functional.linear(joined, weight).view(-1, heads, self.shape.head_dim)
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        gate, up, down = (self.weights[_key(f"layers.0.mlp.{name}_proj")] for name in ("gate", "up", "down"))
+        return functional.linear(functional.silu(functional.linear(x, gate)) * functional.linear(x, up), down)
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), self.weights[_key(name)], self.shape.norm_eps)
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "_")  # a ParameterDict takes no dots
+
+
+def _initial(size: tuple[int, ...]) -> Tensor:
+    return torch.ones(size) if len(size) == 1 else torch.randn(size) * 0.02

@@ -1,0 +1,106 @@
+"""The order in which recorded texts are trained on, and the few that are kept back."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foredraft.errors import ConfigError
+from foredraft.train.shards import Sample, read_shard, shard_paths
+
+HELD_OUT = (1, 40)
+"""Texts whose number leaves 1 by 40 are held out; :func:`foredraft.train.record.temperature` makes them greedy."""
+
+GROUP = 4
+"""Shards that are shuffled together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the data a run is.
+
+    Attributes:
+        epoch: Passes over the data that are complete.
+        shards: File names of this epoch's shards, in order; data that comes later waits for the next epoch.
+        done: Texts of this epoch that were trained on.
+    """
+
+    epoch: int
+    shards: tuple[str, ...]
+    done: int
+
+
+def held_out(sample: Sample) -> bool:
+    """Whether the text is never trained on."""
+    return sample.number % HELD_OUT[1] == HELD_OUT[0]
+
+
+def first_place(folder: Path, seed: int, epoch: int = 0) -> Place:
+    """The start of an epoch over all shards that are there now.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    names = [path.name for path in shard_paths(folder)]
+    if not names:
+        raise ConfigError(f"{folder} holds no recorded texts", field="data", remedy="run 'foredraft train data' first")
+    random.Random(f"{seed} {epoch}").shuffle(names)
+    return Place(epoch, tuple(names), 0)
+
+
+def batches(
+    folder: Path, taps: Sequence[int], place: Place, size: int, seed: int
+) -> Iterator[tuple[list[Sample], Place]]:
+    """Batches of ``size`` texts for ever, each with the place after it. The order depends on ``place`` and ``seed``."""
+    while True:
+        batch: list[Sample] = []
+        done = 0
+        for start in range(0, len(place.shards), GROUP):
+            group = [s for name in place.shards[start : start + GROUP] for s in _usable(folder / name, taps)]
+            random.Random(f"{seed} {place.epoch} {start}").shuffle(group)
+            for sample in group:
+                done += 1
+                if done <= place.done:
+                    continue
+                batch.append(sample)
+                if len(batch) == size:
+                    yield batch, Place(place.epoch, place.shards, done)
+                    batch = []
+        if not done:
+            raise ConfigError(f"{folder} holds no text to train on", field="data", remedy="record more texts")
+        place = first_place(folder, seed, place.epoch + 1)  # an incomplete batch at the end is left out
+
+
+def held_out_texts(folder: Path, taps: Sequence[int], n: int) -> list[Sample]:
+    """The first ``n`` held-out texts."""
+    found: list[Sample] = []
+    for path in shard_paths(folder):
+        kept = [sample for sample in read_shard(path, taps) if held_out(sample)]
+        found += [sample for sample in kept if len(sample.ids) - sample.prompt_length > 8]
+        if len(found) >= n:
+            break
+    return found[:n]
+
+
+def frequent_tokens(folder: Path, size: int, always: Sequence[int], vocab: int) -> Tensor:
+    """``[size]`` int64, increasing: ``always``, the most frequent tokens of the answers, then of the prompts, then
+    the lowest ids (which a tokenizer's merges made first).
+    """
+    answers: Counter[int] = Counter()
+    prompts: Counter[int] = Counter()
+    for path in shard_paths(folder):
+        for sample in read_shard(path):
+            prompts.update(sample.ids[: sample.prompt_length])
+            answers.update(sample.ids[sample.prompt_length :])
+    order = [*always, *(t for t, _ in answers.most_common()), *(t for t, _ in prompts.most_common()), *range(vocab)]
+    return torch.tensor(sorted(list(dict.fromkeys(order))[: min(size, vocab)]))
+
+
+def _usable(path: Path, taps: Sequence[int]) -> list[Sample]:
+    return [s for s in read_shard(path, taps) if not held_out(s) and len(s.ids) - s.prompt_length > 8]
