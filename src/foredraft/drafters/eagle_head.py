@@ -133,10 +133,10 @@ class HeadState:
 
     def mask(self, rows: int) -> Tensor | None:
         """``[rows, length + pending]``: what the last ``rows`` pending rows see. None if each sees all of it."""
-        first = len(self._pending) - rows
-        if rows == 1 and all(parent == i - 1 for i, (parent, _) in enumerate(self._pending)):
-            return None
-        visible = torch.zeros(rows, self.length + len(self._pending), dtype=torch.bool)
+        first, total = len(self._pending) - rows, self.length + len(self._pending)
+        if all(parent == i - 1 for i, (parent, _) in enumerate(self._pending)):
+            return None if rows == 1 else torch.ones(rows, total, dtype=torch.bool).tril(total - rows)
+        visible = torch.zeros(rows, total, dtype=torch.bool)
         visible[:, : self.length] = True
         for row in range(rows):
             node = first + row

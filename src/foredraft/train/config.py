@@ -25,7 +25,7 @@ class EagleTraining(Schema):
     clip: Annotated[float, Field(gt=0)] = 0.5
     """Largest norm of the gradient."""
     rollout: Annotated[int, Field(ge=1, le=8)] = 4
-    """Drafted tokens a position in training (training-time test); it grows to this over the first half of the run."""
+    """Drafted tokens a position in training (training-time test); it grows to this over the run."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Weight of each drafted token's loss relative to the one before it."""
     draft_vocab: Annotated[int, Field(ge=2)] = 8192

@@ -150,7 +150,7 @@ class EagleTrainer:
         config, step = self.config, self.progress.step
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * _schedule(step, config.warmup, config.steps)
-        rollout = min(config.rollout, 1 + int(2 * config.rollout * step / config.steps))
+        rollout = min(config.rollout, 1 + config.rollout * step // config.steps)
         tokens = sum(len(sample.ids) - sample.prompt_length for sample in batch)
         total = 0.0
         self.net.train()

@@ -1,0 +1,204 @@
+"""Drafting with an EAGLE-3 head: the target's own hidden states in, a chain of tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
+from foredraft.drafters.eagle_checkpoint import check_target, embedded_head, load_head
+from foredraft.drafters.eagle_head import EagleHead, HeadSegment, HeadState
+from foredraft.errors import DrafterError
+from foredraft.models.prefix import common_prefix
+from foredraft.types import NO_DRAFT, Draft, Verdict
+
+CHUNK = 512
+"""Most rows that the head reads at once, and that wait to be read."""
+
+
+@dataclass(slots=True)
+class _Text:
+    """One request inside the head.
+
+    Attributes:
+        state: The head's keys and values; None until the target's first pass shows where its states begin.
+        waiting: Features of committed positions that the head has not read.
+    """
+
+    state: HeadState | None = None
+    waiting: list[Tensor] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return sum(part.shape[0] for part in self.waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    tenant: str
+    ids: list[int]
+    state: HeadState
+
+
+@dataclass(slots=True)
+class _Writing:
+    """One draft in the making."""
+
+    request: DraftRequest
+    text: _Text
+    k: int
+    segment: HeadSegment
+    tokens: list[int] = field(default_factory=list)
+    laws: list[Tensor] = field(default_factory=list)
+
+
+class Eagle3Drafter(Drafter):
+    """Drafts chains with an EAGLE-3 head (Li 2025, arXiv 2503.01840).
+
+    Tokens are drawn by each request's own law, so greedy requests get the head's argmax and others a draw from the same
+    filters as the target's.
+
+    Args:
+        head: A head made for the target.
+    """
+
+    name = "eagle3"
+
+    def __init__(self, head: EagleHead) -> None:
+        self.head = head
+        self.taps = head.shape.taps
+        self._texts: dict[str, _Text] = {}
+        self._finished: list[_Finished] = []  # oldest first, as the target keeps prefixes of finished requests
+        self._keep = 0
+        # Logits over the target's vocabulary; what the head cannot propose stays at -inf.
+        self._row = torch.full((head.shape.vocab,), -torch.inf)
+
+    @classmethod
+    def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
+        if argument is None:
+            return cls(embedded_head(context.target))
+        return cls(load_head(Path(argument), context.target))
+
+    def attach(self, context: DrafterContext) -> None:
+        check_target(self.head.shape, context.target)
+        self._keep = context.max_batch
+
+    def propose(self, request: DraftRequest, k: int) -> Draft:
+        return self.propose_batch([request], [k])[0]
+
+    def propose_batch(self, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:
+        jobs = [self._begin(request, k) if k else None for request, k in zip(requests, ks, strict=True)]
+        writing = [job for job in jobs if job is not None]
+        states = [job.segment.state for job in writing]
+        try:
+            first = True
+            while writing:
+                logits, hidden = self.head.step([job.segment for job in writing])
+                if first:  # the rows of committed tokens are there to stay
+                    for job in writing:
+                        job.segment.state.commit(len(job.segment.tokens))
+                        job.text.waiting.clear()
+                    first = False
+                writing = [
+                    job
+                    for job, row, feature in zip(writing, logits, hidden, strict=True)
+                    if self._write(job, row[-1], feature[-1:])
+                ]
+        finally:
+            for state in states:
+                state.drop()
+        return [NO_DRAFT if job is None else _draft(job) for job in jobs]
+
+    def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
+        assert taps is not None
+        text = self._texts.setdefault(request.id, _Text())
+        text.waiting.append(self.head.fuse(taps))
+        if verdict is None:  # a chunk of the prompt: where it begins is known once the prompt's end is there
+            return
+        if text.state is None:
+            text.state = self._start(request, len(request.ids) - 1 - text.rows)
+        if text.rows > CHUNK:
+            self._read(request, text)
+
+    def stop(self, request: DraftRequest) -> None:
+        text = self._texts.pop(request.id, None)
+        if text is None or text.state is None or not self._keep or text.state.position != text.state.length:
+            return
+        self._finished.append(_Finished(request.tenant, list(request.ids), text.state))
+        del self._finished[: -self._keep]
+
+    def reset(self) -> None:
+        self._finished.clear()
+
+    # --- committed text
+
+    def _start(self, request: DraftRequest, known: int) -> HeadState:
+        """The state of a text of which the target had ``known`` tokens in its cache already: as much of it as a
+        finished request of the same tenant left behind; the rest is skipped.
+        """
+        best, rows = None, 0
+        for finished in self._finished:
+            if known and finished.tenant == request.tenant:
+                shared = common_prefix(finished.ids, request.ids) - 1  # a row needs the token after its own
+                n = min(shared, known, finished.state.length)
+                if n > rows:
+                    best, rows = finished, n
+        state = self.head.new_state() if best is None else best.state.copy(rows, self.head.shape)
+        state.skip(known - rows)
+        return state
+
+    def _read(self, request: DraftRequest, text: _Text, keep: int = 0) -> None:
+        """Reads waiting rows in chunks until at most ``keep`` are left."""
+        assert text.state is not None
+        features = torch.cat(text.waiting)
+        while features.shape[0] > keep:
+            part = features[: min(CHUNK, features.shape[0] - keep)]
+            tokens = self._tokens(request, text.state, part.shape[0])
+            self.head.step([HeadSegment(text.state, tokens, part, logits_from=len(tokens))])
+            text.state.commit(len(tokens))
+            features = features[part.shape[0] :]
+        text.waiting = [features] if features.shape[0] else []
+
+    def _tokens(self, request: DraftRequest, state: HeadState, rows: int) -> list[int]:
+        """The token after each of the next ``rows`` positions."""
+        return list(request.ids[state.position + 1 : state.position + 1 + rows])
+
+    # --- drafts
+
+    def _begin(self, request: DraftRequest, k: int) -> _Writing | None:
+        text = self._texts.get(request.id)
+        if text is None or text.state is None or not text.waiting:
+            return None
+        if text.rows > CHUNK:
+            self._read(request, text, keep=1)
+        features = text.waiting[0] if len(text.waiting) == 1 else torch.cat(text.waiting)
+        tokens = self._tokens(request, text.state, features.shape[0])
+        segment = HeadSegment(text.state, tokens, features, logits_from=len(tokens) - 1)
+        return _Writing(request, text, k, segment)
+
+    def _write(self, job: _Writing, logits: Tensor, feature: Tensor) -> bool:
+        """Draws one token; whether the draft goes on.
+
+        What was drawn stands. A draft ends where the request allows no token that the head can propose.
+        """
+        self._row[self.head.weights.token_ids] = logits
+        try:
+            token, law = job.request.sampler.draw(self._row, job.tokens)
+        except DrafterError:
+            if not job.tokens and not bool(torch.isfinite(logits).all()):
+                raise
+            return False
+        job.tokens.append(token)
+        if law is not None:
+            job.laws.append(law)
+        job.segment = HeadSegment(job.segment.state, [token], feature)
+        return len(job.tokens) < job.k
+
+
+def _draft(job: _Writing) -> Draft:
+    return Draft(tuple(job.tokens), torch.stack(job.laws) if job.laws else None) if job.tokens else NO_DRAFT
