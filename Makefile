@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: help install fetch demo article test lint bench-identity bench-law bench-overhead bench-kernels bench-perplexity figures clean
+.PHONY: help install fetch demo serve article test lint bench-identity bench-law bench-overhead bench-kernels bench-perplexity figures clean
 
 help:
 	@echo "make demo     decode a few real prompts, plain and speculative, side by side"
+	@echo "make serve    serve the small model over HTTP with OpenAI's API"
 	@echo "make test     lint, types, import rule and the whole test suite"
 	@echo "make article  reproduce the character-model study as a page with plots"
 	@echo "make install  only make the virtual environment ($(VENV))"
@@ -21,7 +22,7 @@ install: $(READY)
 $(READY): pyproject.toml constraints.txt $(wildcard setup.py src/foredraft/kernels/csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --progress-bar on -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --progress-bar on -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --progress-bar on -c constraints.txt -e '.[dev,server]'
 	@touch $(READY)
 
 fetch: $(READY)
@@ -29,6 +30,9 @@ fetch: $(READY)
 
 demo: fetch
 	$(BIN)/foredraft demo
+
+serve: fetch
+	$(BIN)/foredraft serve --target smollm2-135m
 
 article: $(READY)
 	$(BIN)/foredraft lab article

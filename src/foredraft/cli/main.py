@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from foredraft import __version__
-from foredraft.cli import chat, demo, doctor, drafters, generate, lab, models
+from foredraft.cli import chat, demo, doctor, drafters, generate, lab, models, serve
 from foredraft.cli.console import (
     never_fail_to_print,
     one_line,
@@ -139,6 +139,8 @@ def root(
 app.command(cls=Command)(generate.generate)
 app.command(cls=Command)(chat.chat)
 app.command(cls=Command)(demo.demo)
+app.command(cls=Command)(serve.serve)
+app.command(name="new-key", cls=Command)(serve.new_key)
 app.add_typer(models.app, name="models")
 app.command(cls=Command)(drafters.drafters)
 app.command(cls=Command)(doctor.doctor)

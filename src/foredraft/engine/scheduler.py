@@ -100,11 +100,11 @@ class Scheduler:
         now = self.clock()
         for request in self.waiting:
             if request.admit_by is not None and request.admitted_at is None and now >= request.admit_by:
-                _time_out(request, "no slot came free in the time that it may wait")
+                _time_out(request, "queue_timeout", "no slot came free in the time that it may wait")
                 self._unqueue = True
         for request in (*self.waiting, *self.active):
             if request.deadline is not None and now >= request.deadline:
-                _time_out(request, "it did not finish in the time that it has")
+                _time_out(request, "timeout", "it did not finish in the time that it has")
                 self._unqueue = True
         alive = (request for request in (*self.waiting, *self.active) if not request.finished)
         self._alarm = min((limit for request in alive for limit in _limits(request)), default=math.inf)
@@ -194,10 +194,10 @@ def _limits(request: Request) -> list[float]:
     return [limit for limit in (queue, request.deadline) if limit is not None]
 
 
-def _time_out(request: Request, problem: str) -> None:
+def _time_out(request: Request, field: str, problem: str) -> None:
     if not request.finished:
         request.finish_reason = "error"
-        request.error = RequestTimeoutError(problem, field="timeout", remedy="ask for less, or try again later")
+        request.error = RequestTimeoutError(problem, field=field, remedy="ask for less, or try again later")
 
 
 def _split(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
