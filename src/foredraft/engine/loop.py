@@ -19,6 +19,7 @@ from torch import Tensor
 from foredraft.drafters.base import Drafter
 from foredraft.engine.commit import commit
 from foredraft.engine.controller import Candidate, Controller
+from foredraft.engine.forced import fit_to_grammar, own_verdict
 from foredraft.engine.judge import judge
 from foredraft.engine.request import Request
 from foredraft.errors import CacheFullError, DrafterError, ForedraftError
@@ -36,6 +37,8 @@ class Work:
     unread: list[int]
     complete: bool  # the unread tokens reach the end of the committed text, so the pass writes something
     draft: Draft = NO_DRAFT
+    proposed: int = 0  # tokens that the drafter proposed
+    own: int = 0  # those of them in the draft, at its beginning
     shadow: int | None = None  # a token drafted only to be compared with what is written
 
 
@@ -87,6 +90,7 @@ class Loop:
         times = StepTimes()
         works = self._plan(requests)
         self._propose(works, times)
+        self._fit(works)
         times.rows = sum(len(work.unread) + work.draft.k for work in works)
         times.pure = all(work.complete and work.request.started for work in works)
         try:
@@ -147,6 +151,16 @@ class Loop:
                 work.draft = draft
             elif draft.tokens and draft.q is None:  # equality says nothing about how often a sampled draft is accepted
                 work.shadow = draft.tokens[0]
+
+    def _fit(self, works: Sequence[Work]) -> None:
+        """Drafts of requests that have a grammar keep to it, and go on for nothing where it leaves no choice."""
+        for work in works:
+            request = work.request
+            work.proposed = work.own = work.draft.k
+            grammar, k = request.law.grammar, request.speculation.k
+            if grammar and self.drafter is not None and work.complete and request.started and request.drafting:
+                most = self._limit(work) if k == "auto" else min(k, self._limit(work))
+                work.draft, work.own = fit_to_grammar(work.draft, grammar, most)
 
     def _limit(self, work: Work) -> int:
         """Most tokens worth drafting: the last of the budget is written by the target itself."""
@@ -273,11 +287,11 @@ class Loop:
         keep = rows + kept if work.draft.parents is None else [*range(rows), *(rows + n for n in verdict.path[:kept])]
         cache.commit(request.slot, keep)
         if request.started and work.request.drafting:
-            request.acceptance.update(work.draft.k, min(kept, verdict.accepted))
+            request.acceptance.update(work.proposed, min(kept, verdict.accepted, work.own))
         if work.shadow is not None:
             request.acceptance.update(1, int(request.ids[-1] == work.shadow))
         request.started = True
-        self._observe(work, verdict, taps, keep)
+        self._observe(work, own_verdict(verdict, work.draft, work.own), taps, keep)
 
     def _observe(self, work: Work, verdict: Verdict | None, taps: Tensor | None, keep: int | list[int]) -> None:
         """Tells the drafter what became of its draft; of the tapped rows it gets those that the cache kept."""

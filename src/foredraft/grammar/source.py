@@ -79,7 +79,9 @@ def _frame(params: SamplingParams, special: frozenset[str] | set[str], blanks: b
     after, until = params.structured_after, params.structured_until
     blank = "BLANK" if blanks and (after or until) else ""
     body = f"{blank if after else ''} @body {f'{blank} {_literal(until, special)}' if until else ''}"
-    lines = ["TEXT: /(.|\\n)*/"]
+    # Without no_forcing the library would admit, of several tokens that can spell what must come, only the one that it
+    # prefers itself: another law than the target's under the grammar.
+    lines = ['%llguidance {"no_forcing": true}', "TEXT: /(.|\\n)*/"]
     if blank:
         lines.append(f"BLANK: /{_SPACE}/")
     if after is None:
