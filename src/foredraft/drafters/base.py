@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from torch import Tensor
 
+from foredraft.drafters.outlook import Outlook, StepPrice
 from foredraft.errors import ConfigError
 from foredraft.models.base import Target
 from foredraft.types import NO_DRAFT, Draft, Verdict
@@ -111,6 +112,21 @@ class Drafter:
     def start(self, request: DraftRequest) -> None:
         """Called once, before the first step of the request."""
 
+    def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook | None:
+        """Says, before every step, what to expect of a draft of up to ``limit`` tokens.
+
+        Optional. The engine then drafts as many as pay by it, instead of by the request's acceptance so far. Nothing
+        may be drawn with ``request.sampler`` here, nor known of what it will draw.
+
+        Args:
+            limit: Most tokens that can be asked for, >= 1.
+            price: What the step costs, for drafters that choose between ways to draft.
+
+        Returns:
+            None to let the engine judge by past acceptance.
+        """
+        return None
+
     def propose(self, request: DraftRequest, k: int) -> Draft:
         """Proposes at most ``k >= 1`` tokens to follow ``request.ids``; fewer or none is ordinary.
 
@@ -136,3 +152,6 @@ class Drafter:
 
     def stop(self, request: DraftRequest) -> None:
         """Called once when the request ends, however it ends; give back all that it held."""
+
+    def reset(self) -> None:
+        """Forgets what was kept of requests that have ended, so that the next request starts cold."""

@@ -5,11 +5,14 @@ Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding); free of any model.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Self
 
-from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
+from foredraft.drafters.base import DrafterContext, DraftRequest
+from foredraft.drafters.copying import Copy, CopyDrafter
 from foredraft.errors import ConfigError
-from foredraft.types import NO_DRAFT, Draft
+
+LONGEST_MATCH = 32  # longer ones are not told apart
 
 
 class _Index:
@@ -19,7 +22,7 @@ class _Index:
         self.follows: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in sizes}
         self.indexed = 0  # n-grams that end before this position are in the tables
 
-    def extend(self, ids: list[int]) -> None:
+    def extend(self, ids: Sequence[int]) -> None:
         """Adds the n-grams of ``ids`` that have a successor (all but those ending at the last token)."""
         for end in range(max(self.indexed, 1), len(ids)):
             for n, table in self.follows.items():
@@ -27,15 +30,30 @@ class _Index:
                     table[tuple(ids[end - n : end])] = end
         self.indexed = len(ids)
 
-    def find(self, ids: list[int]) -> int | None:
+    def find(self, ids: Sequence[int]) -> int | None:
         """Position of the token that followed the longest, then latest, earlier match of the text's end."""
         for n, table in self.follows.items():
             if n < len(ids) and (position := table.get(tuple(ids[-n:]))) is not None:
                 return position
         return None
 
+    def copy(self, ids: Sequence[int], limit: int) -> Copy | None:
+        """What followed the match, round and round if the match overlaps the end of the text."""
+        self.extend(ids)
+        source = self.find(ids)
+        if source is None:
+            return None
+        period = len(ids) - source
+        match = 1
+        while match < min(source, LONGEST_MATCH) and ids[source - match - 1] == ids[-match - 1]:
+            match += 1
+        tokens = list(ids[source : source + limit])
+        while len(tokens) < limit:
+            tokens.append(tokens[len(tokens) - period])
+        return Copy(tuple(tokens), match)
 
-class LookupDrafter(Drafter):
+
+class LookupDrafter(CopyDrafter):
     """Copies what followed the latest earlier occurrence of the last n tokens, n from ``max_ngram`` down.
 
     A copy that reaches the end of the text goes on into its own proposal, so a loop is proposed whole.
@@ -54,8 +72,8 @@ class LookupDrafter(Drafter):
                 field="drafter lookup",
                 remedy="for example lookup:4,2",
             )
+        super().__init__()
         self.sizes = range(max_ngram, min_ngram - 1, -1)
-        self._indexes: dict[str, _Index] = {}
 
     @classmethod
     def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
@@ -71,20 +89,5 @@ class LookupDrafter(Drafter):
             )
         return cls(numbers[0], numbers[1] if len(numbers) == 2 else min(2, numbers[0]))
 
-    def start(self, request: DraftRequest) -> None:
-        self._indexes[request.id] = _Index(self.sizes)
-
-    def propose(self, request: DraftRequest, k: int) -> Draft:
-        index, ids = self._indexes[request.id], list(request.ids)
-        index.extend(ids)
-        source = index.find(ids)
-        if source is None:
-            return NO_DRAFT
-        period = len(ids) - source
-        tokens = ids[source : source + k]
-        while len(tokens) < k:
-            tokens.append(tokens[len(tokens) - period])
-        return Draft(tuple(tokens))
-
-    def stop(self, request: DraftRequest) -> None:
-        self._indexes.pop(request.id, None)
+    def finder(self, request: DraftRequest) -> Callable[[Sequence[int], int], Copy | None]:
+        return _Index(self.sizes).copy

@@ -9,8 +9,10 @@ Why this cannot bend the law. A step's random numbers are keyed by its anchor (:
 no earlier step has used them. Its draft length is fixed before its draft is made, from measured times and from
 acceptances of earlier steps: whatever these may depend on, earlier tokens included, the numbers of this step are
 independent of it. So given the past, k is a constant, and for every constant k the rules give the target's law.
-Three details belong to the argument:
+Four details belong to the argument:
 
+- A drafter may say what it expects of its draft (:class:`~foredraft.drafters.outlook.Outlook`), and what it copies from
+  the text is part of the past. What it will draw is not, and may not enter.
 - A drafter may draft fewer than k tokens, after looking at those that it drew: every drawn token is still
   verified, and the rules hold for a draft whose end is decided by what it holds. It may not take one back.
 - A token drafted only to be watched (:meth:`Controller.shadow`) is compared with the text, never used; its random
@@ -26,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foredraft.config import SpeculationConfig
+from foredraft.drafters.outlook import Outlook, StepPrice
 from foredraft.engine.costs import DraftCosts, PassCosts
 
 PRIOR_RATE = 0.7
@@ -68,6 +71,21 @@ class Candidate:
     acceptance: Acceptance
     limit: int
     speculation: SpeculationConfig
+    outlook: Outlook | None = None
+
+    @property
+    def reach(self) -> Sequence[float]:
+        """Probabilities that the first 1, 2, … drafted tokens are all accepted."""
+        if self.outlook is not None:
+            return self.outlook.reach[: self.limit]
+        return [self.acceptance.rate**j for j in range(1, self.limit + 1)]
+
+    def seconds(self, depth: int, per_token: float) -> float:
+        """Time to draft ``depth`` tokens, each at ``per_token`` unless the drafter knows better."""
+        if self.outlook is None:
+            return depth * per_token
+        each = per_token if self.outlook.seconds is None else self.outlook.seconds
+        return self.outlook.setup + depth * each
 
 
 class Controller:
@@ -103,21 +121,20 @@ class Controller:
         if plain is None:  # the first step measures plain decoding
             return [0] * len(candidates)
         per_token = self.drafts.per_token or 0.0
-        rates = [c.acceptance.rate for c in candidates]
         tokens = sorted(
-            ((rates[i] ** j, -j, i) for i, c in enumerate(candidates) for j in range(1, c.limit + 1)), reverse=True
+            ((gain, -j, i) for i, c in enumerate(candidates) for j, gain in enumerate(c.reach, 1)), reverse=True
         )
         expected = float(len(candidates))
         best, best_n = MARGIN * expected / plain, 0
-        depth = 0
+        drafting = 0.0
         # costs beyond the largest measured pass are guesses: go there by doubling, so that a wrong guess is cheap
         reach = 2 * max(self.passes.largest, base_rows) - base_rows
-        for n, (gain, minus_j, _) in enumerate(tokens[:reach], 1):
+        for n, (gain, minus_j, i) in enumerate(tokens[:reach], 1):
             expected += gain
-            depth = max(depth, -minus_j)
+            drafting = max(drafting, candidates[i].seconds(-minus_j, per_token))
             cost = self.passes.estimate(base_rows + n)
             assert cost is not None
-            rate = expected / (cost + depth * per_token)
+            rate = expected / (cost + drafting)
             if rate > best:
                 best, best_n = rate, n
         ks = [0] * len(candidates)
@@ -132,6 +149,8 @@ class Controller:
         plainly, only the second shows the price.
         """
         state = candidate.acceptance
+        if candidate.outlook is not None and candidate.outlook.watched:
+            return k
         if k or not candidate.limit:
             state.idle, state.again = 0, False
             state.probe_after = FIRST_PROBE if k > 1 else state.probe_after
@@ -145,6 +164,14 @@ class Controller:
         state.again = self.drafts.unsure or state.probe_after == LAST_PROBE
         state.idle, state.probe_after = 0, min(2 * state.probe_after, LAST_PROBE)
         return min(2, candidate.limit)
+
+    def price(self, base_rows: int, requests: int) -> StepPrice:
+        """What the step to come costs; where nothing was measured yet, as if drafted rows were free."""
+
+        def seconds(n: int) -> float:
+            return self.passes.estimate(base_rows + n) or 1.0
+
+        return StepPrice(float(requests), seconds, self.drafts.per_token or 0.0)
 
     def shadow(self, passes_rows: int) -> bool:
         """Whether drafting is so cheap that acceptance may be watched without verifying anything."""

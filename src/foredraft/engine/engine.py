@@ -277,8 +277,10 @@ class Engine:
         return self.watch.pays
 
     def reset(self) -> None:
-        """Forgets idle prefixes, so that the next request starts cold."""
+        """Forgets idle prefixes and what the drafter kept of ended requests, so that the next request starts cold."""
         self.scheduler.pool.clear()
+        if self.drafter is not None:
+            self.drafter.reset()
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from foredraft.drafters.base import Drafter
+from foredraft.drafters.outlook import StepPrice
 from foredraft.engine.commit import commit
 from foredraft.engine.controller import Candidate, Controller
 from foredraft.engine.forced import fit_to_grammar, own_verdict
@@ -126,15 +127,18 @@ class Loop:
         ready = [w for w in works if w.complete and w.request.started and w.request.drafting]
         if self.drafter is None or not ready:
             return
+        start = self.clock()
         base_rows = sum(len(w.unread) for w in works)
-        candidates = [Candidate(w.request.acceptance, self._limit(w), w.request.speculation) for w in ready]
+        price = self.controller.price(base_rows, len(ready))
+        candidates = [self._candidate(self.drafter, work, price) for work in ready]
+        times.draft = self.clock() - start
         ks = self.controller.choose(candidates, base_rows)
         for work, candidate, k in zip(ready, candidates, ks, strict=True):
             work.request.plain_steps += k == 0 and candidate.limit > 0 and candidate.speculation.k == "auto"
             work.request.sampler.anchor = len(work.request.ids)
         watching = self.controller.shadow(base_rows)
         asked = [
-            min(1, c.limit) if k == 0 and watching and c.speculation.k == "auto" else k
+            min(1, c.limit) if k == 0 and watching and c.speculation.k == "auto" and c.outlook is None else k
             for c, k in zip(candidates, ks, strict=True)
         ]
         chosen = [(work, k, n) for work, k, n in zip(ready, ks, asked, strict=True) if n]
@@ -142,8 +146,8 @@ class Loop:
             return
         start = self.clock()
         drafts = self._ask(self.drafter, [work for work, _, _ in chosen], [n for _, _, n in chosen])
-        times.draft = self.clock() - start
-        times.drafted = max(asked)
+        times.draft += self.clock() - start
+        times.drafted = max((draft.k for draft in drafts), default=0) or max(asked)
         times.settled = all(work.request.asked_at == len(work.request.stats.trace) - 1 for work, _, _ in chosen)
         for (work, k, _), draft in zip(chosen, drafts, strict=True):
             work.request.asked_at = len(work.request.stats.trace)
@@ -151,6 +155,17 @@ class Loop:
                 work.draft = draft
             elif draft.tokens and draft.q is None:  # equality says nothing about how often a sampled draft is accepted
                 work.shadow = draft.tokens[0]
+
+    def _candidate(self, drafter: Drafter, work: Work, price: StepPrice) -> Candidate:
+        """A request and what its drafter expects of a draft."""
+        request, limit, outlook = work.request, self._limit(work), None
+        if limit:
+            try:
+                outlook = drafter.outlook(request, limit, price)
+            except Exception as error:
+                self._dismiss(work, error)
+                limit = 0
+        return Candidate(request.acceptance, limit, request.speculation, outlook)
 
     def _fit(self, works: Sequence[Work]) -> None:
         """Drafts of requests that have a grammar keep to it, and go on for nothing where it leaves no choice."""

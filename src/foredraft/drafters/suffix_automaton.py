@@ -1,0 +1,194 @@
+"""What followed what: a suffix automaton over token ids, with counts, built online.
+
+It answers, for any context of at most ``depth`` tokens, how often each token followed it, as the suffix tree of
+SuffixDecoding (Oliaro 2024, arXiv 2411.04975) does, but in at most two states a token and without a limit on how far
+a copy may run. A state stands for all strings that end at the same places. Adding a token takes amortised constant
+time for the structure (Blumer 1985) and at most ``depth`` steps for the counts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from sys import getsizeof
+
+ROOT = 0
+NONE = -1
+_FIELDS = ("length", "link", "count", "follows", "best", "token", "to")
+_MAP_ENTRY = 100  # bytes of one entry of a dictionary of ints, room to grow included
+
+
+@dataclass(slots=True)
+class Place:
+    """A string inside an automaton: the one of ``length`` tokens that state ``state`` stands for."""
+
+    state: int = ROOT
+    length: int = 0
+
+
+class SuffixAutomaton:
+    """All substrings of some texts, with counts of what followed those of at most ``depth`` tokens.
+
+    The fields of states are arrays, indexed by state; most states have one way on, kept in ``token`` and ``to``,
+    further ones in ``more``.
+
+    Args:
+        depth: Longest context whose counts are kept, >= 1.
+
+    Attributes:
+        length: Tokens of the longest string of a state.
+        link: State of the longest proper suffix that ends at more places.
+        count: Occurrences.
+        follows: Occurrences that something follows; the sum of its successors' counts.
+        best: Token that followed most often, the latest of equals; -1 where nothing did.
+        size: Tokens added.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.length, self.link, self.count, self.follows, self.best, self.token, self.to = (array("i") for _ in _FIELDS)
+        self.more: dict[int, dict[int, int]] = {}
+        self.size = 0
+        self._extra = 0  # entries of all the maps in ``more``
+        self._last = ROOT  # state of the whole current text
+        self.place = Place()  # of its last ``depth`` tokens
+        self._new(0, NONE)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, within a few per cent."""
+        arrays = sum(getsizeof(getattr(self, name)) for name in _FIELDS)
+        return arrays + getsizeof(self.more) + 248 * len(self.more) + _MAP_ENTRY * self._extra
+
+    def begin(self) -> None:
+        """Begins another text: nothing runs across the border."""
+        self._last, self.place = ROOT, Place()
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Adds tokens to the current text."""
+        for token in tokens:
+            self._grow(token)
+            self._tally(token)
+            self.size += 1
+
+    def next(self, state: int, token: int) -> int:
+        """The state after one more token, or -1."""
+        if self.token[state] == token:
+            return self.to[state]
+        more = self.more.get(state)
+        return NONE if more is None else more.get(token, NONE)
+
+    def ways(self, state: int) -> Iterator[tuple[int, int]]:
+        """All tokens that followed, each with the state that it leads to."""
+        if self.token[state] != NONE:
+            yield self.token[state], self.to[state]
+            yield from self.more.get(state, {}).items()
+
+    def settle(self, place: Place) -> Place:
+        """Cuts a place to ``depth`` tokens, and finds its state again if that was divided since."""
+        length, link, state = self.length, self.link, place.state
+        if place.length > self.depth:
+            place.length = self.depth
+        while state != ROOT and length[link[state]] >= place.length:
+            state = link[state]
+        place.state = state
+        return place
+
+    def advance(self, place: Place, token: int) -> None:
+        """Moves to the longest suffix of the place's string and ``token`` that occurs here."""
+        self.settle(place)
+        while (found := self.next(place.state, token)) == NONE:
+            if place.state == ROOT:
+                place.length = 0
+                return
+            place.state = self.link[place.state]
+            place.length = self.length[place.state]
+        place.state, place.length = found, place.length + 1
+        self.settle(place)
+
+    def contexts(self, place: Place) -> Iterator[tuple[int, int]]:
+        """``(state, length)`` of the place's string and its suffixes that were followed by something, longest first.
+
+        Of suffixes that always occur together only the longest is given; the empty one is not.
+        """
+        self.settle(place)
+        state, length = place.state, place.length
+        while state != ROOT:
+            if self.best[state] != NONE:
+                yield state, length
+            state = self.link[state]
+            length = self.length[state]
+
+    # --- building
+
+    def _new(self, length: int, link: int) -> int:
+        self.length.append(length)
+        self.link.append(link)
+        self.count.append(0)
+        self.follows.append(0)
+        self.best.append(NONE)
+        self.token.append(NONE)
+        self.to.append(NONE)
+        return len(self.length) - 1
+
+    def _lead(self, state: int, token: int, to: int) -> None:
+        if self.token[state] in (NONE, token):
+            self.token[state], self.to[state] = token, to
+        else:
+            more = self.more.setdefault(state, {})
+            self._extra += token not in more
+            more[token] = to
+
+    def _grow(self, token: int) -> None:
+        """The automaton of the text and one more token (generalised: the state may be there already)."""
+        found = self.next(self._last, token)
+        if found != NONE:
+            self._last = self._divided(self._last, token, found)
+            return
+        new = self._new(self.length[self._last] + 1, ROOT)
+        state = self._last
+        while state != NONE and (found := self.next(state, token)) == NONE:
+            self._lead(state, token, new)
+            state = self.link[state]
+        if state != NONE:
+            self.link[new] = self._divided(state, token, found)
+        self._last = new
+
+    def _divided(self, state: int, token: int, found: int) -> int:
+        """The state of exactly ``state``'s strings and ``token``, cut out of ``found`` if need be."""
+        length = self.length[state] + 1
+        if self.length[found] == length:
+            return found
+        clone = self._new(length, self.link[found])
+        for name in _FIELDS[2:]:
+            field = getattr(self, name)
+            field[clone] = field[found]
+        if found in self.more:
+            self.more[clone] = dict(self.more[found])
+            self._extra += len(self.more[clone])
+        self.link[found] = clone
+        while state != NONE and self.next(state, token) == found:
+            self._lead(state, token, clone)
+            state = self.link[state]
+        return clone
+
+    def _tally(self, token: int) -> None:
+        """Counts the token after every suffix of what stood before it, and moves the text's own place on."""
+        state = self.settle(self.place).state
+        count, follows, best, link = self.count, self.follows, self.best, self.link
+        first, first_to = self.token, self.to
+        seen = NONE
+        while state != NONE:
+            to = first_to[state] if first[state] == token else self.more[state][token]
+            if to != seen:
+                count[to] += 1
+                seen = to
+            follows[state] += 1
+            favourite = best[state]
+            if favourite != token and (favourite == NONE or count[to] >= count[self.next(state, favourite)]):
+                best[state] = token
+            state = link[state]
+        place = self.place
+        place.state, place.length = self.next(place.state, token), place.length + 1
+        self.settle(place)
