@@ -1,0 +1,121 @@
+"""Whatever the head says, the text is the target's: greedy identity, seeds, the law, prefixes, batches, failures."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import eagle_support as support
+import models_support
+import pytest
+import torch
+
+from foredraft import Engine, SamplingParams
+from foredraft.drafters.eagle import Eagle3Drafter
+from foredraft.drafters.eagle_checkpoint import build_head
+from foredraft.drafters.eagle_head import EagleHead
+from foredraft.errors import VocabularyMismatchError
+from foredraft.models.decoder import Decoder
+from foredraft.testing.stats import two_sample
+from foredraft.train.eagle_net import EagleNet
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    model = models_support.make_hf("llama")
+    found: Decoder = models_support.save_and_load(model, tmp_path_factory.mktemp("llama"))
+    return found
+
+
+def head_for(target: Any, seed: int = 0, draft_vocab: int = 40) -> EagleHead:
+    """A head with random weights, which guesses right now and then."""
+    own = target.shape
+    torch.manual_seed(seed)
+    shape = support.shape(
+        taps=(0, 1, own.layers),
+        target_hidden=own.hidden_size,
+        hidden=own.hidden_size,
+        vocab=own.vocab_size,
+        draft_vocab=draft_vocab,
+    )
+    return build_head(shape, EagleNet(shape).state(), torch.arange(draft_vocab) * 2, target.embed, bits=32)
+
+
+PROMPTS = [models_support.random_tokens(n, seed=n) for n in (1, 3, 40, 9)]
+
+
+@pytest.mark.parametrize("k", [1, 4, 7])
+def test_greedy_text_is_the_targets(target: Decoder, k: int) -> None:
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    plain = Engine(target).generate(PROMPTS, params)
+    drafted = Engine(target, Eagle3Drafter(head_for(target)), k=k, max_step_tokens=16).generate(PROMPTS, params)
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+    assert all(r.stats.num_draft_tokens > 0 for r in drafted)
+
+
+def test_a_seed_gives_the_text_of_plain_decoding(target: Decoder) -> None:
+    params = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=24, seed=5, ignore_eos=True)
+    plain = Engine(target).generate(PROMPTS, params)
+    drafted = Engine(target, Eagle3Drafter(head_for(target)), k=4).generate(PROMPTS, params)
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+
+
+@pytest.mark.parametrize("verify", ["rejection", "block"])
+def test_the_law_is_the_targets(target: Decoder, verify: str) -> None:
+    params = SamplingParams(temperature=1.0, top_k=4, max_tokens=3, ignore_eos=True)
+    counts = []
+    for drafter in (None, Eagle3Drafter(head_for(target, draft_vocab=50))):
+        engine = Engine(target, drafter, k=2, verify=verify, max_batch=16)
+        texts = [r.token_ids for r in engine.generate([PROMPTS[1]] * 1200, params)]
+        counts.append(texts)
+    kinds = sorted({tuple(text) for texts in counts for text in texts})
+    table = [[float(texts.count(list(kind))) for kind in kinds] for texts in counts]
+    assert two_sample(*table).p_value > 1e-4
+
+
+def test_a_head_that_has_read_the_text_in_parts_drafts_the_same(target: Decoder) -> None:
+    """Prefixes of finished requests are reused by the target; the head's own keys must follow."""
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    first = PROMPTS[2]
+    cold = Engine(target, Eagle3Drafter(head_for(target)), k=3, prefix_reuse=False)
+    warm = Engine(target, Eagle3Drafter(head_for(target)), k=3)
+    answer = cold.generate([first], params)[0].token_ids
+    warm.generate([first], params)
+    longer = first + answer[:6] + [7, 8, 9]
+    fresh, reused = cold.generate([longer], params)[0], warm.generate([longer], params)[0]
+    assert reused.usage.cached_tokens > len(first)
+    assert reused.token_ids == fresh.token_ids
+    assert reused.stats.trace == fresh.stats.trace
+
+
+def test_another_tenants_text_is_not_reused(target: Decoder) -> None:
+    drafter = Eagle3Drafter(head_for(target))
+    engine = Engine(target, drafter, k=3)
+    engine.generate([PROMPTS[2]], SamplingParams(max_tokens=4), tenant="a")
+    state = drafter._start(_Asked(PROMPTS[2], "b"), 20)  # type: ignore[arg-type]
+    assert (state.length, state.position) == (0, 20)
+    state = drafter._start(_Asked(PROMPTS[2], "a"), 20)  # type: ignore[arg-type]
+    assert (state.length, state.position) == (20, 20)
+    drafter.reset()
+    assert drafter._start(_Asked(PROMPTS[2], "a"), 20).length == 0  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass
+class _Asked:
+    ids: list[int]
+    tenant: str
+
+
+def test_tokens_that_the_head_cannot_propose_end_the_draft(target: Decoder) -> None:
+    params = SamplingParams(max_tokens=8, allowed_token_ids=(1, 3, 5), ignore_eos=True)  # all outside its vocabulary
+    plain = Engine(target).generate(PROMPTS, params)
+    drafted = Engine(target, Eagle3Drafter(head_for(target)), k=3).generate(PROMPTS, params)
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+    assert all(r.stats.num_draft_tokens == 0 for r in drafted)
+
+
+def test_a_head_of_another_target_is_refused(target: Decoder) -> None:
+    head = head_for(target)
+    head.shape = dataclasses.replace(head.shape, vocab=7)
+    with pytest.raises(VocabularyMismatchError, match="made for a target of vocabulary 7"):
+        Engine(target, Eagle3Drafter(head))
