@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _State:
+class State:
     """One request inside the drafter.
 
     Attributes:
@@ -36,11 +36,20 @@ class _State:
 
 
 @dataclass(slots=True)
-class _Writing:
-    """One draft in the making."""
+class Writing:
+    """One draft in the making.
+
+    Attributes:
+        asked: Target tokens that the engine asked for.
+        k: Tokens that the model is to write.
+        feed: What it reads in the next pass.
+        tokens: What it has written, in its own ids.
+        rows: The laws that they were drawn from.
+    """
 
     request: DraftRequest
     slot: int
+    asked: int
     k: int
     feed: list[int]
     tokens: list[int]
@@ -61,7 +70,7 @@ class ModelDrafter(Drafter):
         self.model = model
         self.tokenizer = tokenizer
         self._width = model.vocab_size  # of the target's logits, once attached
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, State] = {}
         self._pool = PrefixPool(model.cache, keep=0)
 
     @classmethod
@@ -113,9 +122,9 @@ class ModelDrafter(Drafter):
             for job, row in zip(writing, logits, strict=True):
                 self._write(job, row[0])
             writing = [job for job in writing if len(job.tokens) < job.k]
-        return [NO_DRAFT if job is None else _finish(job) for job in jobs]
+        return [NO_DRAFT if job is None else self._finish(job) for job in jobs]
 
-    def _read(self, writing: Sequence[_Writing]) -> list[Tensor]:
+    def _read(self, writing: Sequence[Writing]) -> list[Tensor]:
         """One pass; the last row of each draft."""
         cache = self.model.cache
         segments = [Segment(job.slot, job.feed, len(job.feed) - 1) for job in writing]
@@ -134,39 +143,42 @@ class ModelDrafter(Drafter):
             cache.commit(job.slot, len(job.feed))
         return logits
 
-    def _write(self, job: _Writing, logits: Tensor) -> None:
+    def _write(self, job: Writing, logits: Tensor) -> None:
         """Draws one token, or ends the draft with what it has where no token can be drawn.
 
         What was drawn stands, here as where a later pass fails: a draft that vanished because of the tokens in it
         would bend the law (see :meth:`Drafter.propose`). A failure that lasts meets the first token of a later draft.
         """
         try:
-            token, q = job.request.sampler.draw(self._fit(logits), job.tokens)
+            drawn = self._draw(job, logits)
         except Exception:
             if not job.tokens:
                 raise
+            drawn = None
+        if drawn is None:
             job.k = len(job.tokens)
             return
+        token, q = drawn
         job.tokens.append(token)
         job.feed = [token]
         if q is not None:
             job.rows.append(q)
 
-    def _begin(self, request: DraftRequest, k: int) -> _Writing | None:
+    def _begin(self, request: DraftRequest, k: int) -> Writing | None:
         """Prepares to draft: what the cache has not read yet is fed first. None where the context is full."""
-        ids = request.ids
+        ids = self._context(request)
         limit = self.model.max_context
         room = k if limit is None else limit - len(ids) + 1  # the last drafted token need not be read
-        if room < 1:
+        if room < 1 or not ids:
             return None
         state = self._states.get(request.id)
         if state is None:
             slot, shared = self._pool.take(ids, request.tenant)
-            state = self._states[request.id] = _State(slot, valid=shared)
+            state = self._states[request.id] = State(slot, valid=shared)
         self._drop_rejected(state)
         state.base = state.valid = len(ids)
         feed = list(ids[self.model.cache.length(state.slot) :])
-        return _Writing(request, state.slot, min(k, room), feed, [], [])
+        return Writing(request, state.slot, k, min(self._span(request, k), room), feed, [], [])
 
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
         state = self._states.get(request.id)
@@ -175,13 +187,14 @@ class ModelDrafter(Drafter):
             self._drop_rejected(state)
 
     def stop(self, request: DraftRequest) -> None:
-        state = self._states.pop(request.id, None)
-        if state is not None:
-            state.valid = min(state.valid, len(request.ids))
+        if request.id in self._states:
+            ids = self._context(request)
+            state = self._states.pop(request.id)
+            state.valid = min(state.valid, len(ids))
             self._drop_rejected(state)
-            self._pool.give(state.slot, request.ids, request.tenant)
+            self._pool.give(state.slot, ids, request.tenant)
 
-    def _drop_rejected(self, state: _State) -> None:
+    def _drop_rejected(self, state: State) -> None:
         if self.model.cache.length(state.slot) > state.valid:
             self.model.cache.rollback(state.slot, state.valid)
 
@@ -192,6 +205,20 @@ class ModelDrafter(Drafter):
             return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[: self._width]
 
+    # --- what a model with a vocabulary of its own does otherwise (foredraft.drafters.vocabulary)
 
-def _finish(job: _Writing) -> Draft:
-    return Draft(tuple(job.tokens), torch.stack(job.rows) if job.rows else None)
+    def _context(self, request: DraftRequest) -> Sequence[int]:
+        """The committed text in the model's ids."""
+        return request.ids
+
+    def _span(self, request: DraftRequest, k: int) -> int:
+        """How many tokens the model writes for ``k`` of the target's."""
+        return k
+
+    def _draw(self, job: Writing, logits: Tensor) -> tuple[int, Tensor | None] | None:
+        """The next token in the model's ids and the law ``[V_target]`` that it was drawn from; None ends the draft."""
+        return job.request.sampler.draw(self._fit(logits), job.tokens)
+
+    def _finish(self, job: Writing) -> Draft:
+        """What was written, in the target's ids."""
+        return Draft(tuple(job.tokens), torch.stack(job.rows) if job.rows else None)

@@ -65,11 +65,32 @@ BUILT_IN = (
         "foredraft.drafters.lookup:LookupDrafter",
     ),
     DrafterEntry(
+        "suffix",
+        "copies what followed most often, in this text and in past outputs of the same tenant (suffix decoding)",
+        "nothing",
+        "depth=24,factor=1,min_prob=0.1,pool=64,file=PATH: any of them; see docs/drafters.md",
+        "foredraft.drafters.suffix:SuffixDrafter",
+    ),
+    DrafterEntry(
         "model",
         "a smaller model with the target's vocabulary writes ahead",
         "a model with the same tokenizer",
         "MODEL or MODEL@E: name, folder, .gguf file or hub id; E keeps its first E layers only",
         "foredraft.drafters.model:ModelDrafter",
+    ),
+    DrafterEntry(
+        "combined",
+        "several drafters: each step is drafted by the one that promises most",
+        "what its drafters need",
+        "A+B: two or more drafters with their arguments, for example suffix+model:NAME",
+        "foredraft.drafters.combined:CombinedDrafter",
+    ),
+    DrafterEntry(
+        "vocabulary",
+        "a smaller model with another tokenizer writes ahead",
+        "a model with a tokenizer of its own",
+        "MODEL or MODEL,METHOD: a model as above; METHOD is intersection, text or auto (default)",
+        "foredraft.drafters.vocabulary:VocabularyDrafter",
     ),
 )
 

@@ -143,7 +143,7 @@ class Tokenizer:
                 raise VocabularyMismatchError(
                     f"token {token} is {mine!r} for the one and {theirs!r} for the other",
                     field="drafter",
-                    remedy="use a drafter with the target's own tokenizer",
+                    remedy="use a drafter with the target's own tokenizer, or vocabulary:MODEL for one with another",
                 )
 
     def _meaning(self, token: int) -> str | None:
