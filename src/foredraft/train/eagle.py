@@ -135,14 +135,15 @@ class EagleTrainer:
         loss = sum(progress.losses) / len(progress.losses)
         progress.losses.clear()
         found = Measure(progress.step, progress.seconds, progress.tokens, loss, alpha, tau, overlap)
+        better = all(tau > earlier.tau for earlier in progress.history)
         progress.history.append(found)
-        if tau >= max(m.tau for m in progress.history):
+        if better:
             save_checkpoint(self.best, self.net.state(), asdict(found))
         return found
 
     def _stale(self) -> bool:
         taus = [m.tau for m in self.progress.history]
-        return len(taus) > self.config.patience and max(taus) > max(taus[-self.config.patience :])
+        return bool(taus) and len(taus) - 1 - taus.index(max(taus)) >= self.config.patience
 
     # --- one step
 
