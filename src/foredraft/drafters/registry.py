@@ -86,6 +86,13 @@ BUILT_IN = (
         "foredraft.drafters.combined:CombinedDrafter",
     ),
     DrafterEntry(
+        "eagle3",
+        "a small head foresees the target from its own hidden states",
+        "a head trained for the target; one comes with smollm2-135m",
+        "FOLDER of an EAGLE-3 checkpoint; without it the head that comes with smollm2-135m",
+        "foredraft.drafters.eagle:Eagle3Drafter",
+    ),
+    DrafterEntry(
         "vocabulary",
         "a smaller model with another tokenizer writes ahead",
         "a model with a tokenizer of its own",
