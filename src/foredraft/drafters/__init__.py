@@ -9,22 +9,39 @@ if TYPE_CHECKING:
     from foredraft.drafters.base import Drafter as Drafter
     from foredraft.drafters.base import DrafterContext as DrafterContext
     from foredraft.drafters.base import DraftRequest as DraftRequest
+    from foredraft.drafters.combined import CombinedDrafter as CombinedDrafter
     from foredraft.drafters.lookup import LookupDrafter as LookupDrafter
     from foredraft.drafters.model import ModelDrafter as ModelDrafter
+    from foredraft.drafters.outlook import Outlook as Outlook
     from foredraft.drafters.registry import create as create
     from foredraft.drafters.registry import entries as entries
+    from foredraft.drafters.suffix import SuffixDrafter as SuffixDrafter
 
 _WHERE = {
+    "CombinedDrafter": "combined",
     "DraftRequest": "base",
     "Drafter": "base",
     "DrafterContext": "base",
     "LookupDrafter": "lookup",
     "ModelDrafter": "model",
+    "Outlook": "outlook",
+    "SuffixDrafter": "suffix",
     "create": "registry",
     "entries": "registry",
 }
 
-__all__ = ["DraftRequest", "Drafter", "DrafterContext", "LookupDrafter", "ModelDrafter", "create", "entries"]
+__all__ = [
+    "CombinedDrafter",
+    "DraftRequest",
+    "Drafter",
+    "DrafterContext",
+    "LookupDrafter",
+    "ModelDrafter",
+    "Outlook",
+    "SuffixDrafter",
+    "create",
+    "entries",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -120,6 +120,38 @@ class SuffixAutomaton:
             state = self.link[state]
             length = self.length[state]
 
+    def likeliest(self, state: int, match: int, limit: int, min_prob: float) -> tuple[list[int], list[float]]:
+        """Follows the token that followed most often, again and again, from a context of ``match`` tokens.
+
+        Where nothing followed, the context is shortened, so a copy that reaches the end of the text goes on.
+
+        Returns:
+            At most ``limit`` tokens, and the share ``C`` of its context's occurrences that each followed. They end
+            before the product of the shares sinks below ``min_prob``.
+        """
+        tokens: list[int] = []
+        shares: list[float] = []
+        product = 1.0
+        place = Place(state, match)
+        while len(tokens) < limit:
+            state, token = place.state, self.best[place.state]
+            if token == NONE:
+                place.state = self.link[state]
+                place.length = self.length[place.state]
+                if place.state == ROOT:
+                    break
+                continue
+            to = self.next(state, token)
+            share = self.count[to] / self.follows[state]
+            product *= share
+            if product < min_prob:
+                break
+            tokens.append(token)
+            shares.append(share)
+            place.state, place.length = to, place.length + 1
+            self.settle(place)
+        return tokens, shares
+
     # --- building
 
     def _new(self, length: int, link: int) -> int:

@@ -1,0 +1,242 @@
+"""Several drafters in one: each step is drafted by the one that promises the highest speed.
+
+Drafters that copy say before every step what to expect (:class:`~foredraft.drafters.outlook.Outlook`). Of others
+the acceptance rate is followed within each request, and what they take is measured. Expected tokens over expected
+seconds decide. The choice looks at the past only, so it cannot bend the law.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from torch import Tensor
+
+from foredraft.drafters import registry
+from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
+from foredraft.drafters.outlook import FREE, Outlook, StepPrice
+from foredraft.errors import ConfigError
+from foredraft.types import NO_DRAFT, Draft, Verdict
+
+PRIOR_RATE = 0.7
+PRIOR_WEIGHT = 2.0
+USED = 0.93  # what was seen counts for this much after another draft,
+UNUSED = 0.995  # and for this much after a step that was drafted otherwise
+RECENT = 9
+ENOUGH = 3
+
+
+@dataclass(slots=True)
+class Record:
+    """Acceptance of one drafter in one request.
+
+    Attributes:
+        ended: Length of the text after its latest step; what was written since it has yet to read.
+    """
+
+    accepted: float = 0.0
+    rejected: float = 0.0
+    ended: int = 0
+
+    @property
+    def rate(self) -> float:
+        seen = self.accepted + self.rejected
+        return (PRIOR_RATE * PRIOR_WEIGHT + self.accepted) / (PRIOR_WEIGHT + seen)
+
+    def fade(self, by: float) -> None:
+        self.accepted *= by
+        self.rejected *= by
+
+    def update(self, drafted: int, accepted: int) -> None:
+        self.fade(USED)
+        self.accepted += accepted
+        self.rejected += accepted < drafted
+
+
+class Costs:
+    """Seconds of a drafter a token, and of reading a token that others wrote; medians of the latest measurements."""
+
+    def __init__(self) -> None:
+        self._draft: deque[float] = deque(maxlen=RECENT)
+        self._first: deque[float] = deque(maxlen=RECENT)  # a token of drafts that had to read first: a bound
+        self._read: deque[float] = deque(maxlen=RECENT)
+
+    def observe(self, depth: int, backlog: int, seconds: float) -> None:
+        """Takes in one draft of ``depth`` tokens before which ``backlog`` had to be read."""
+        if backlog <= 0:
+            self._draft.append(seconds / depth)
+            return
+        self._first.append(seconds / depth)
+        if self._draft:
+            self._read.append(max(seconds - depth * self.draft, 0.0) / backlog)
+        else:
+            self._read.append(seconds / (backlog + depth))
+
+    @property
+    def draft(self) -> float:
+        """0.0 before anything is known, so that it is tried."""
+        if self._draft:
+            return _median(self._draft)
+        return min(self._first) if len(self._first) >= ENOUGH else 0.0
+
+    @property
+    def read(self) -> float:
+        return _median(self._read)
+
+
+@dataclass(slots=True)
+class _State:
+    """One request: who drafts the coming step, and how each part did so far."""
+
+    records: list[Record]
+    chosen: int = 0
+    choice_at: int = -1  # length of the text for which ``chosen`` was chosen
+    drafted: tuple[int, int] | None = None  # part and length of the draft under way
+
+
+@dataclass(slots=True)
+class _Part:
+    """One of the drafters; ``columns`` are its taps among all that are wanted."""
+
+    drafter: Drafter
+    costs: Costs = field(default_factory=Costs)
+    columns: list[int] = field(default_factory=list)
+
+
+class CombinedDrafter(Drafter):
+    """Lets the drafter with the best prospect draft, request by request and step by step.
+
+    Args:
+        drafters: Two or more. On equal terms the earlier one drafts.
+        clock: Monotonic seconds.
+
+    Raises:
+        ConfigError: Fewer than two drafters, or one that is combined itself.
+    """
+
+    name = "combined"
+
+    def __init__(self, drafters: Sequence[Drafter], clock: Callable[[], float] = time.perf_counter) -> None:
+        if len(drafters) < 2 or any(isinstance(drafter, CombinedDrafter) for drafter in drafters):
+            raise ConfigError(
+                "needs two or more drafters that are not combined themselves",
+                field="drafter combined",
+                remedy="for example combined:suffix+model:NAME",
+            )
+        self.parts = [_Part(drafter) for drafter in drafters]
+        self.clock = clock
+        self._states: dict[str, _State] = {}
+        self._collect_taps()
+
+    @classmethod
+    def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
+        names = "|".join(re.escape(entry.name) for entry in registry.entries())
+        specs = re.split(rf"\+(?=(?:{names})(?:[:+]|$))", argument or "")
+        if any(spec.partition(":")[0] == cls.name for spec in specs):
+            raise ConfigError("cannot be nested", field="drafter combined", remedy="write A+B+C")
+        return cls([registry.create(spec, context) for spec in specs] if argument else [])
+
+    def attach(self, context: DrafterContext) -> None:
+        for part in self.parts:
+            part.drafter.attach(context)
+        self._collect_taps()
+
+    def _collect_taps(self) -> None:
+        self.taps = tuple(sorted({tap for part in self.parts for tap in part.drafter.taps}))
+        for part in self.parts:
+            part.columns = [self.taps.index(tap) for tap in part.drafter.taps]
+
+    def start(self, request: DraftRequest) -> None:
+        self._states[request.id] = _State([Record() for _ in self.parts])
+        try:
+            for part in self.parts:
+                part.drafter.start(request)
+        except Exception:
+            self.stop(request)
+            raise
+
+    def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook:
+        state = self._states[request.id]
+        outlooks = [self._prospect(i, request, limit, price) for i in range(len(self.parts))]
+        gains = [price.best(outlook)[0] for outlook in outlooks]
+        best = max(range(len(gains)), key=gains.__getitem__)
+        if gains[best] == 1.0:  # nobody promises anything: if one is tried all the same, then one that needs trials
+            best = next((i for i, outlook in enumerate(outlooks) if not outlook.watched), best)
+        state.chosen, state.choice_at = best, len(request.ids)
+        return outlooks[best]
+
+    def _prospect(self, i: int, request: DraftRequest, limit: int, price: StepPrice) -> Outlook:
+        """The part's own outlook, or what its record in this request lets expect."""
+        part, record = self.parts[i], self._states[request.id].records[i]
+        own = part.drafter.outlook(request, limit, price)
+        if own is not None:
+            return own
+        backlog = len(request.ids) - record.ended if record.ended else 0
+        reach = tuple(record.rate**j for j in range(1, limit + 1))
+        return Outlook(reach, part.costs.draft, part.costs.read * backlog, watched=False)
+
+    def propose(self, request: DraftRequest, k: int) -> Draft:
+        return self.propose_batch([request], [k])[0]
+
+    def propose_batch(self, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:
+        drafts = [NO_DRAFT] * len(requests)
+        groups: dict[int, list[int]] = {}
+        for n, (request, k) in enumerate(zip(requests, ks, strict=True)):
+            state = self._states[request.id]
+            state.drafted = None
+            if k:
+                if state.choice_at != len(request.ids):
+                    self.outlook(request, k, FREE)
+                groups.setdefault(state.chosen, []).append(n)
+        for i, members in groups.items():
+            asked = [requests[n] for n in members]
+            for n, draft in zip(members, self._draft(i, asked, [ks[n] for n in members]), strict=True):
+                drafts[n] = draft
+                self._states[requests[n].id].drafted = (i, draft.k)
+        return drafts
+
+    def _draft(self, i: int, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:
+        """Lets one part draft, and measures what it takes."""
+        part = self.parts[i]
+        records = [self._states[request.id].records[i] for request in requests]
+        backlogs = [len(request.ids) - record.ended for request, record in zip(requests, records, strict=True)]
+        started = self.clock()
+        drafts = part.drafter.propose_batch(requests, ks)
+        depth = max(draft.k for draft in drafts)
+        if depth:
+            part.costs.observe(depth, sum(backlogs), self.clock() - started)
+        for request, record in zip(requests, records, strict=True):
+            record.ended = len(request.ids)
+        return drafts
+
+    def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
+        state = self._states[request.id]
+        drafted, state.drafted = state.drafted, None
+        other = None if verdict is None else Verdict.chain(0, verdict.next_token, 0)
+        for i, part in enumerate(self.parts):
+            mine = drafted is not None and drafted[0] == i
+            if verdict is not None and drafted is not None and drafted[1]:
+                if mine:
+                    state.records[i].update(drafted[1], verdict.accepted)
+                    state.records[i].ended = len(request.ids)
+                else:
+                    state.records[i].fade(UNUSED)
+            wanted = taps[:, part.columns] if taps is not None and part.columns else None
+            part.drafter.observe(request, verdict if mine else other, wanted)
+
+    def stop(self, request: DraftRequest) -> None:
+        self._states.pop(request.id, None)
+        for part in self.parts:
+            part.drafter.stop(request)
+
+    def reset(self) -> None:
+        for part in self.parts:
+            part.drafter.reset()
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2] if values else 0.0

@@ -1,0 +1,171 @@
+"""Suffix decoding: copies what followed the end of the text most often, here and in past outputs.
+
+Oliaro 2024 (arXiv 2411.04975). For every suffix of the text that occurred before, here or in a past output of the same
+tenant, the likeliest tokens are followed; the suffix with the highest expected number of accepted tokens wins.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+from foredraft.drafters.base import DrafterContext, DraftRequest
+from foredraft.drafters.copying import Copy, CopyDrafter
+from foredraft.drafters.suffix_automaton import Place, SuffixAutomaton
+from foredraft.drafters.suffix_file import load, save, vocabulary
+from foredraft.drafters.suffix_pool import SuffixPool
+from foredraft.errors import ConfigError
+
+log = logging.getLogger("foredraft")
+
+MIB = 1 << 20
+
+
+class _Search:
+    """The text of one request: its own automaton, and where its end stands in those of past outputs."""
+
+    def __init__(self, drafter: SuffixDrafter, tenant: str) -> None:
+        self.drafter = drafter
+        self.tenant = tenant
+        self.own = SuffixAutomaton(drafter.depth)
+        self.places: dict[SuffixAutomaton, Place] = {}
+
+    def copy(self, ids: Sequence[int], limit: int) -> Copy | None:
+        """The copy with the highest expected number of accepted tokens, the sum of its path probabilities D."""
+        best: tuple[float, Copy | None] = (0.0, None)
+        for automaton, place in self._ends(ids):
+            for state, match in automaton.contexts(place):
+                budget = min(limit, int(self.drafter.factor * match))
+                if budget <= best[0]:
+                    break
+                tokens, shares = automaton.likeliest(state, match, budget, self.drafter.min_prob)
+                score, product = 0.0, 1.0
+                for share in shares:
+                    product *= share
+                    score += product
+                if score > best[0]:
+                    best = score, Copy(tuple(tokens), match, tuple(shares))
+        return best[1]
+
+    def _ends(self, ids: Sequence[int]) -> list[tuple[SuffixAutomaton, Place]]:
+        """The text's end in every automaton: its own first, then those of past outputs, the youngest first."""
+        new = ids[self.own.size :]
+        self.own.extend(new)
+        past: dict[SuffixAutomaton, Place] = {}
+        for generation in reversed(self.drafter.pool.generations(self.tenant)):
+            automaton = generation.automaton
+            known = self.places.get(automaton)
+            place = past[automaton] = known or Place()
+            for token in new if known else ids[-self.drafter.depth :]:
+                automaton.advance(place, token)
+        self.places = past
+        return [(self.own, self.own.place), *past.items()]
+
+
+class SuffixDrafter(CopyDrafter):
+    """Copies from the request's own text and from past outputs of its tenant.
+
+    The names and values of the thresholds are those that vLLM's users know.
+
+    Args:
+        depth: Longest context to match, in tokens.
+        factor: Most tokens to copy for each token of the match.
+        min_prob: Copy while the product of the shares ``C`` is at least this.
+        pool: Memory for past outputs of all tenants, in MiB; 0 keeps none.
+        file: Where past outputs are kept between runs: read when an engine takes the drafter, written at
+            :meth:`save` and when the drafter goes.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    name = "suffix"
+
+    def __init__(
+        self,
+        depth: int = 24,
+        factor: float = 1.0,
+        min_prob: float = 0.1,
+        pool: int = 64,
+        file: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value, low, high in (
+            ("depth", depth, 1, 256),
+            ("factor", factor, 0.01, 128),
+            ("min_prob", min_prob, 0, 1),
+            ("pool", pool, 0, 1 << 20),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"{name} must be from {low} to {high} (got {value})", field="drafter suffix")
+        if file is not None and not pool:
+            raise ConfigError("a file needs a pool", field="drafter suffix", remedy="leave pool=0 out")
+        self.depth = depth
+        self.factor = factor
+        self.min_prob = min_prob
+        self.pool = SuffixPool(depth, pool * MIB)
+        self.file = None if file is None else Path(file)
+        self._meaning: str | None = None
+
+    @classmethod
+    def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
+        kinds: dict[str, Callable[[str], object]] = {
+            "depth": int,
+            "factor": float,
+            "min_prob": float,
+            "pool": int,
+            "file": str,
+        }
+        options: dict[str, object] = {}
+        for part in argument.split(",") if argument else ():
+            name, equals, text = part.partition("=")
+            try:
+                options[name] = kinds[name](text)
+            except (KeyError, ValueError):
+                equals = ""
+            if not equals or not text:
+                raise ConfigError(
+                    f"{part!r} is not one of {', '.join(f'{known}=…' for known in kinds)}",
+                    field="drafter suffix",
+                    remedy="for example suffix:depth=24,factor=2",
+                )
+        return cls(**options)  # type: ignore[arg-type]
+
+    def attach(self, context: DrafterContext) -> None:
+        if self.file is not None:
+            meaning = vocabulary(context)
+            if self.file.exists():
+                load(self.pool, self.file, meaning, context.target.vocab_size)
+            self._meaning = meaning
+            weakref.finalize(self, _save_quietly, self.pool, self.file, meaning)
+
+    def save(self) -> None:
+        """Writes the pool to its file.
+
+        Raises:
+            ConfigError: The drafter has no file, or no engine yet.
+        """
+        if self.file is None or self._meaning is None:
+            raise ConfigError("nothing to save to", field="drafter suffix", remedy="give file= and make an engine")
+        save(self.pool, self.file, self._meaning)
+
+    def finder(self, request: DraftRequest) -> Callable[[Sequence[int], int], Copy | None]:
+        return _Search(self, request.tenant).copy
+
+    def stop(self, request: DraftRequest) -> None:
+        super().stop(request)
+        self.pool.add(request.tenant, request.ids[request.prompt_length :])
+
+    def reset(self) -> None:
+        """Forgets all past outputs."""
+        self.pool.clear()
+
+
+def _save_quietly(pool: SuffixPool, path: Path, meaning: str) -> None:
+    try:
+        save(pool, path, meaning)
+    except OSError as error:
+        log.warning("past outputs could not be kept in %s: %s", path, error)
