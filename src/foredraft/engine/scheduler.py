@@ -120,7 +120,7 @@ class Scheduler:
                     self._end(request, "error", error)
                     continue
                 return
-            self.waiting.remove([request])
+            self.waiting.serve(request)
             if request.admitted_at is None:
                 request.admitted_at = self.clock()
                 request.cached_tokens = cached

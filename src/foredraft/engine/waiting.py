@@ -8,6 +8,10 @@ from collections.abc import Iterable, Iterator
 from foredraft.engine.request import Request
 
 
+MOST_TENANTS = 4096
+"""Tenants whose last turn is remembered."""
+
+
 class WaitingQueue:
     """A queue a priority and tenant, so that one tenant's backlog does not stand before another's only request.
 
@@ -16,6 +20,8 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._queues: dict[tuple[int, str], deque[Request]] = {}
+        self._turns: dict[str, int] = {}  # when a tenant was last served, counted in requests
+        self._served = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -36,11 +42,23 @@ class WaitingQueue:
 
     def first(self, active: Iterable[Request]) -> Request:
         """The request to admit next: of the lowest priority number; among equals, of the tenant with the fewest
-        requests in ``active``; among equals, the one whose wait began first.
+        requests in ``active``; among equals, of the tenant whose last turn is longest ago; then in order of arrival.
         """
         served = Counter(request.tenant for request in active)
-        key = min(self._queues, key=lambda key: (key[0], served[key[1]], self._queues[key][0].submitted_at))
-        return self._queues[key][0]
+
+        def rank(key: tuple[int, str]) -> tuple[float, ...]:
+            priority, tenant = key
+            return priority, served[tenant], self._turns.get(tenant, 0), self._queues[key][0].submitted_at
+
+        return self._queues[min(self._queues, key=rank)][0]
+
+    def serve(self, request: Request) -> None:
+        """Takes out a request that got its slot."""
+        self.remove([request])
+        self._served += 1
+        if len(self._turns) > MOST_TENANTS:
+            self._turns.clear()
+        self._turns[request.tenant] = self._served
 
     def remove(self, ended: Iterable[Request]) -> None:
         """Takes requests out, wherever they stand."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,8 +193,15 @@ def completion_prompts(service: Service, body: CompletionBody) -> list[list[int]
     return ids
 
 
-def chat_prompt(service: Service, messages: Sequence[Message], generate: bool, **variables: Any) -> list[int]:
-    """Token ids of a conversation by the model's template."""
+def chat_prompt(
+    service: Service, messages: Sequence[Message], generate: bool, variables: Mapping[str, Any]
+) -> list[int]:
+    """Token ids of a conversation by the model's template.
+
+    Args:
+        generate: End where the assistant's answer begins.
+        variables: Further variables of the template.
+    """
     tokenizer = service.engine.tokenizer
     if tokenizer is None:
         raise invalid("messages: this model has no tokenizer; use /v1/completions", "messages", "invalid_value")

@@ -72,7 +72,7 @@ def _decoding_routes(router: APIRouter, service: Service, texts: TokenTexts) -> 
             body,
             plan(service, visit.client, body),
             1,
-            lambda: [chat_prompt(service, body.messages, True, **variables)],
+            lambda: [chat_prompt(service, body.messages, True, variables)],
             ChatReply(body, service.name, texts, FINGERPRINT),
         )
 
@@ -130,7 +130,7 @@ def _token_routes(router: APIRouter, service: Service, texts: TokenTexts) -> Non
 def _token_ids(service: Service, body: TokenizeBody) -> list[int]:
     tokenizer = service.engine.tokenizer
     if body.messages is not None:
-        return chat_prompt(service, body.messages, body.add_generation_prompt)
+        return chat_prompt(service, body.messages, body.add_generation_prompt, {})
     if tokenizer is None:
         raise invalid("prompt: this model has no tokenizer", "prompt")
     return tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
