@@ -46,7 +46,7 @@ class Broken(Drafter):
         if self.how == "q":
             return Draft(draft.tokens, torch.full((draft.k, V), 0.5))
         if self.how == "tree":
-            return Draft(draft.tokens, None, tuple(range(-1, draft.k - 1)))
+            return Draft(draft.tokens, None, tuple(range(draft.k)))
         if self.how == "nan":
             return Draft(draft.tokens, torch.full((draft.k, V), float("nan")))
         return draft

@@ -193,7 +193,7 @@ def test_a_stateful_processor_sees_committed_text_and_is_restored(temperature: f
     recorder.calls.clear()
     ask(logits, [(), (4,), (4, 5)])
     assert recorder.calls == [(0, 1), (0, 1, 4), (0, 1, 4, 5)]
-    law.settle(1)
+    law.settle((4,))
     law.commit([4, 2])
     assert recorder.seen == [(0, 1), (0, 1, 4)]
     # The next step goes on from there; a draft that is dropped leaves nothing behind.
@@ -201,9 +201,35 @@ def test_a_stateful_processor_sees_committed_text_and_is_restored(temperature: f
     law.rewind()
     assert recorder.seen == [(0, 1), (0, 1, 4)]
     ask(logits[:1], [()])
-    law.settle(0)
+    law.settle(())
     assert recorder.seen == [(0, 1), (0, 1, 4), (0, 1, 4, 2)]
     # In plain decoding it would have seen the same, a row a token.
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_in_a_tree_the_state_before_a_row_is_the_one_after_its_parent(temperature: float) -> None:
+    recorder = Recorder()
+    law = TokenLaw(SamplingParams(temperature=temperature, processors=(recorder,)), [0, 1], V)
+    ask = law.argmax if temperature == 0 else law.probs
+    paths = [(), (3,), (4,), (3, 5), (4, 5), (3, 4)]
+
+    def states(calls: list[list[tuple[int, ...]]]) -> list[list[tuple[int, ...]]]:
+        """What the processor had seen after each row."""
+        seen = []
+        for call in calls:
+            for path in call:
+                ask(torch.zeros(len(call), V), call) if path == call[0] else None
+            seen.append(list(recorder.seen))
+        return seen
+
+    one_by_one = states([[path] for path in paths])
+    assert one_by_one == [[(0, 1, *path[:i]) for i in range(len(path) + 1)] for path in paths]
+    law.rewind()
+    recorder.calls.clear()
+    ask(torch.zeros(len(paths), V), paths)
+    assert recorder.calls == [(0, 1, *path) for path in paths]  # each row once, in order
+    law.settle((3, 5))
+    assert recorder.seen == [(0, 1), (0, 1, 3), (0, 1, 3, 5)]
 
 
 def test_a_processor_may_write_in_place_and_must_keep_the_shape() -> None:

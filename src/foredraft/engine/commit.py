@@ -33,8 +33,8 @@ def commit(request: Request, draft: Draft, verdict: Verdict, logits: Tensor) -> 
             break
     accepted = min(written, verdict.accepted)
     request.law.commit(tokens[:written])
-    request.law.settle(rows[written - 1])
-    request.stats.add(draft.k, accepted)
+    request.law.settle(draft.path(rows[written - 1]))
+    request.stats.add(draft.k, accepted, -1 if draft.parents is None else draft.depth)
     return accepted
 
 

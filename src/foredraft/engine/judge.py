@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from foredraft import verify
@@ -27,46 +28,63 @@ def judge(request: Request, draft: Draft, logits: Tensor) -> Verdict:
     Raises:
         Exception: The first row has no law.
     """
-    sound = len(logits)
-    if sound == draft.k + 1:
+    rows = list(range(len(logits)))
+    if len(rows) == draft.k + 1:
         try:
-            return _verdict(request, draft, logits)
+            return _verdict(request, draft, logits, rows)
         except Exception:
-            sound = _sound_rows(request, draft, logits)
-            if not 0 < sound <= draft.k:
+            rows = _sound_rows(request, draft, logits)
+            if not 0 < len(rows) <= draft.k:
                 raise
-    verdict = _verdict(request, draft, logits[:sound])
-    if verdict.accepted < sound:
-        return verdict
-    return Verdict.chain(sound - 1, draft.tokens[sound - 1], draft.k)
+    return _cut(_verdict(request, draft, logits[rows], rows), draft, set(rows))
 
 
-def _verdict(request: Request, draft: Draft, logits: Tensor) -> Verdict:
-    """The rule's verdict where rows from ``len(logits)`` on are stand-ins."""
+def _verdict(request: Request, draft: Draft, logits: Tensor, rows: Sequence[int]) -> Verdict:
+    """The rule's verdict where only ``rows`` of the pass have a law, and ``logits`` are theirs."""
     law, noise = request.law, request.noise
     law.rewind()
-    anchor = len(request.ids)
-    missing = draft.k + 1 - len(logits)
-    paths = [draft.path(row) for row in range(len(logits))]
+    anchor, tree = len(request.ids), draft.parents is not None
+    paths = [draft.path(row) for row in rows]
     if request.rule == "exact":
-        return verify.exact(draft, [*law.argmax(logits, paths), *[0] * missing])
+        tokens = [0] * (draft.k + 1)
+        for row, token in zip(rows, law.argmax(logits, paths), strict=True):
+            tokens[row] = token
+        return (verify.exact_tree if tree else verify.exact)(draft, tokens)
     p = law.probs(logits, paths)
-    if missing:
-        p = torch.cat((p, p.new_full((missing, p.shape[-1]), 1 / p.shape[-1])))
+    if len(rows) <= draft.k:
+        sound, p = p, p.new_full((draft.k + 1, p.shape[-1]), 1 / p.shape[-1])
+        p[rows] = sound
     if request.rule == "coupled":
-        return verify.coupled(draft, p, noise.rows(anchor, draft.k + 1, p.shape[-1]))
-    uniforms = [noise.uniform(Purpose.ACCEPT, position, anchor) for position in range(anchor, anchor + draft.k)]
-    rule = verify.rejection if request.rule == "rejection" else verify.block
+        return (verify.coupled_tree if tree else verify.coupled)(
+            draft, p, noise.rows(anchor, draft.depth + 1, p.shape[-1])
+        )
+    if tree:
+        uniforms = [noise.uniform(Purpose.TREE_ACCEPT, node, anchor) for node in range(draft.k)]
+        rule = verify.rejection_tree if request.rule == "rejection" else verify.traversal
+    else:
+        uniforms = [noise.uniform(Purpose.ACCEPT, position, anchor) for position in range(anchor, anchor + draft.k)]
+        rule = verify.rejection if request.rule == "rejection" else verify.block
     return rule(draft, p, uniforms, noise.uniform(Purpose.NEXT, anchor, anchor))
 
 
-def _sound_rows(request: Request, draft: Draft, logits: Tensor) -> int:
-    """How many rows have a law before the first that has none."""
-    paths = [draft.path(row) for row in range(len(logits))]
+def _cut(verdict: Verdict, draft: Draft, sound: set[int]) -> Verdict:
+    """Ends the accepted path before the first row that has no law; the token that leads there is the last one."""
+    for depth, node in enumerate(verdict.path):
+        if node + 1 not in sound:
+            return Verdict(depth, draft.tokens[node], False, verdict.path[:depth])
+    return verdict
+
+
+def _sound_rows(request: Request, draft: Draft, logits: Tensor) -> list[int]:
+    """The rows that have a law, and whose path leads through such rows only; none if the first has none."""
+    above: list[list[int]] = []  # of each row, the rows of its path, itself last; empty if one of them has no law
     for row in range(len(logits)):
-        request.law.rewind()
+        before = [] if not row else above[row - 1 if draft.parents is None else draft.parents[row - 1] + 1]
+        path = [*before, row] if before or not row else []
         try:
-            request.law.argmax(logits[: row + 1], paths[: row + 1])
+            request.law.rewind()
+            request.law.argmax(logits[path], [draft.path(each) for each in path])
         except Exception:
-            return row
-    return len(logits)
+            path = []
+        above.append(path)
+    return [row for row, path in enumerate(above) if path]

@@ -204,9 +204,9 @@ class Loop:
         """Refuses what would break the law or the pass: ids that do not exist, a q of the wrong shape."""
         if draft.k > k:
             raise DrafterError(f"proposed {draft.k} tokens where {k} were asked for")
-        if draft.parents is not None:
-            raise DrafterError("proposed a tree, and only chains are verified so far")
         vocab = self.target.vocab_size
+        if draft.parents is not None:
+            draft = replace(draft, parents=self._checked_tree(draft))
         draft = replace(draft, tokens=tuple(map(operator.index, draft.tokens)))  # numpy's integers are no JSON
         if any(not 0 <= token < vocab for token in draft.tokens):
             raise DrafterError(f"proposed a token id outside 0…{vocab - 1}")
@@ -219,6 +219,18 @@ class Loop:
             if not all(draft.q[range(draft.k), draft.tokens].tolist()):
                 raise DrafterError("proposed a token to which q gives no probability")
         return draft
+
+    def _checked_tree(self, draft: Draft) -> tuple[int, ...] | None:
+        """The parents of a tree; None if it is a chain after all."""
+        assert draft.parents is not None
+        parents = tuple(map(operator.index, draft.parents))
+        if len(parents) != draft.k or any(not -1 <= parent < node for node, parent in enumerate(parents)):
+            raise DrafterError("proposed a tree in which a node does not follow an earlier one", field="parents")
+        if parents == tuple(range(-1, draft.k - 1)):
+            return None
+        if problem := getattr(self.target, "tree_problem", None):
+            raise DrafterError(f"proposed a tree, which the target cannot read: {problem}", field="parents")
+        return parents
 
     def _dismiss(self, work: Work, error: Exception) -> Draft:
         """Goes on without the drafter for one request."""

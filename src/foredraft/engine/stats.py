@@ -23,9 +23,9 @@ class SpecStats:
     counts: Counter[StepRecord] = field(default_factory=Counter)
     trace: list[StepRecord] = field(default_factory=list)
 
-    def add(self, drafted: int, accepted: int) -> None:
-        """Takes in one step."""
-        step = StepRecord(drafted, accepted)
+    def add(self, drafted: int, accepted: int, depth: int = -1) -> None:
+        """Takes in one step; ``depth`` is that of a tree (see :class:`~foredraft.types.StepRecord`)."""
+        step = StepRecord(drafted, accepted, depth)
         self.counts[step] += 1
         self.trace.append(step)
 
@@ -67,8 +67,8 @@ class SpecStats:
         return None if accepted is None else 1 + accepted
 
     def accepted_per_position(self) -> list[int]:
-        """How often the draft's token at each position was accepted."""
-        longest = max((step.drafted for step in self.counts), default=0)
+        """How often a drafted token of each position was accepted; in a tree the position is the depth."""
+        longest = max((step.positions for step in self.counts), default=0)
         return [sum(n for step, n in self.counts.items() if step.accepted > i) for i in range(longest)]
 
     def histogram(self, drafted: int | None = None) -> list[int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from foredraft.errors import DrafterError, NumericalError
@@ -11,6 +13,22 @@ from foredraft.sampling.draw import draw, race
 from foredraft.sampling.law import TokenLaw
 from foredraft.sampling.noise import Purpose, RequestNoise
 from foredraft.types import RuleName
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """Tokens drafted behind one node of a tree, the eldest first.
+
+    Attributes:
+        tokens: At most as many as were asked for; fewer where the law has no more.
+        weights: What the drafter gives them, in ``(0, 1]``; they need not sum to one.
+        q: ``[n, V]`` the law that each was drawn from, elder siblings excluded; None for tokens that may be dropped
+            freely, since the rule does not ask what they were drawn from.
+    """
+
+    tokens: list[int]
+    weights: list[float]
+    q: Tensor | None
 
 
 class RequestSampler:
@@ -25,6 +43,61 @@ class RequestSampler:
         self._law = law
         self._noise = noise
         self._rule = rule
+
+    @property
+    def sampled(self) -> bool:
+        """Whether what is drawn must be proposed: True under the rules that compare p with q."""
+        return self._rule in ("rejection", "block")
+
+    def children(self, logits: Tensor, paths: Sequence[Sequence[int]], counts: Sequence[int]) -> list[Children]:
+        """Drafts ``counts[i] >= 1`` different tokens behind ``paths[i]``, from the drafter's logits ``[n, V]``.
+
+        Greedy requests get the likeliest; coupled ones the first in the race of the position's own noise, which the
+        target will run, too; the others independent draws without replacement. What is drawn behind a path depends on
+        path, logits and count alone, so asking twice gives the same tokens.
+
+        Raises:
+            DrafterError: The logits are not ``[n, V]``, hold NaN or +inf, or leave no token.
+        """
+        if logits.shape != (len(paths), self._law.vocab_size):
+            raise DrafterError(
+                f"the drafter's logits have shape {tuple(logits.shape)}, not {(len(paths), self._law.vocab_size)}",
+                field="logits",
+            )
+        try:
+            law = self._law.confidence if self._rule == "exact" else self._law.probs
+            rows = law(logits, paths)
+        except NumericalError as error:
+            raise DrafterError(f"the drafter's logits are no law: {error}") from error
+        if self.sampled:
+            return [self._drawn(*each) for each in zip(rows, paths, counts, strict=True)]
+        if self._rule == "coupled":
+            noise = [self._noise.exponentials(self.anchor + len(path), rows.shape[-1]) for path in paths]
+            rows = rows.double() / torch.stack(noise)
+            rows /= rows.sum(-1, keepdim=True)
+        best = rows.topk(min(max(counts), rows.shape[-1]))
+        return [
+            _possible(tokens[:n], weights[:n])
+            for tokens, weights, n in zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
+        ]
+
+    def _drawn(self, q: Tensor, path: Sequence[int], count: int) -> Children:
+        tokens: list[int] = []
+        weights: list[float] = []
+        laws: list[Tensor] = []
+        for u in self._noise.siblings(path, self.anchor, count):
+            if tokens:
+                q = q.clone()
+                q[tokens[-1]] = 0.0
+                mass = q.sum()
+                if not float(mass) > 0.0:
+                    break
+                q /= mass
+            token = draw(q, u)
+            tokens.append(token)
+            weights.append(float(q[token]))
+            laws.append(q)
+        return Children(tokens, weights, torch.stack(laws))
 
     def draw(self, logits: Tensor, path: Sequence[int]) -> tuple[int, Tensor | None]:
         """Draws the token that follows ``path`` from the drafter's logits ``[V]``.
@@ -49,3 +122,9 @@ class RequestSampler:
         if self._rule == "coupled":
             return race(q, self._noise.exponentials(position, q.shape[0])), None
         return draw(q, self._noise.uniform(Purpose.DRAFT, position, self.anchor)), q
+
+
+def _possible(tokens: list[int], weights: list[float]) -> Children:
+    """Leaves out tokens without probability, which come last."""
+    n = sum(weight > 0.0 for weight in weights)
+    return Children(tokens[:n], weights[:n], None)

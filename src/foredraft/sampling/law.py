@@ -107,6 +107,15 @@ class TokenLaw:
         """
         return self._argmax_checked(self._scores(logits, paths), logits)
 
+    def confidence(self, logits: Tensor, paths: Paths) -> Tensor:
+        """``[n, V]``: the law at temperature 1 without filters: how sure a greedy request's drafter is of each token.
+
+        Arguments and errors are those of :meth:`probs`.
+        """
+        scores = self._scores(logits, paths)
+        self._argmax_checked(scores, logits)
+        return torch.softmax(scores, -1)
+
     def ended(self, path: Sequence[int]) -> bool:
         """Whether the request's grammar is complete after ``path``, so that the text ends there."""
         written = len(self._ids) - self._prompt_length + len(path)
@@ -117,10 +126,10 @@ class TokenLaw:
         if self._custom:
             self._custom.rewind()
 
-    def settle(self, row: int) -> None:
-        """Makes the state after row ``row`` of the last :meth:`probs` or :meth:`argmax` the committed one."""
+    def settle(self, path: Sequence[int]) -> None:
+        """Makes the state after the row of ``path``, asked for since the last :meth:`rewind`, the committed one."""
         if self._custom:
-            self._custom.settle(row)
+            self._custom.settle(path)
 
     def _scores(self, logits: Tensor, paths: Paths) -> Tensor:
         """``[n, V]`` processed logits on the CPU; the logits themselves where there is nothing to process."""

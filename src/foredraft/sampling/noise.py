@@ -9,8 +9,9 @@ much to accept after looking at **all** k drafted tokens, also at those past the
 that was drafted, looked at and not accepted is drafted again in the next step. If it were drafted again from
 the same number, that number would no longer be uniform given what the first step emitted, and the law of the
 output would be wrong (tests/test_law_noise.py shows by how much). Every step commits at least one token, hence no two
-steps share an anchor and no number is used twice. A step's one next token (correction, bonus or plain token) needs one
-number, that of the anchor, whichever position it lands on.
+steps share an anchor and no number is used twice. In a tree several nodes share a position: their acceptance is keyed
+by the number of the node, and what is drawn behind a node by a digest of its path. A step's one next token
+(correction, bonus or plain token) needs one number, that of the anchor, whichever position it lands on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from enum import IntEnum
+from hashlib import blake2b
 from typing import overload
 
 import numpy as np
@@ -36,6 +38,8 @@ class Purpose(IntEnum):
     ACCEPT = 1
     NEXT = 2
     COUPLED = 3
+    TREE_DRAFT = 4
+    TREE_ACCEPT = 5
 
 
 def fresh_seed() -> int:
@@ -58,8 +62,22 @@ class RequestNoise:
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
 
     def uniform(self, purpose: Purpose, position: int, anchor: int) -> float:
-        """A number in ``[0, 1)`` with 53 random bits. For ``Purpose.NEXT`` the position is the anchor."""
+        """A number in ``[0, 1)`` with 53 random bits.
+
+        For ``Purpose.NEXT`` the position is the anchor; for ``Purpose.TREE_ACCEPT`` it is the number of the node.
+        """
         return float((int(self._words(purpose, position, anchor, 1)[0]) >> 11) * 2.0**-53)
+
+    def siblings(self, path: Sequence[int], anchor: int, n: int) -> list[float]:
+        """``n`` numbers in ``[0, 1)`` for drawing the children of one node of a tree, the eldest first.
+
+        Args:
+            path: Drafted tokens up to the node. The 63-bit digest of two paths of one tree agrees with a chance of
+                about 1e-15 even in a tree of 128 nodes; the two nodes' children would then be drawn alike.
+        """
+        digest = blake2b(np.array(path, dtype=np.int64).tobytes(), digest_size=8).digest()
+        words = self._words(Purpose.TREE_DRAFT, int.from_bytes(digest, "little") >> 1, anchor, n)
+        return [float((int(word) >> 11) * 2.0**-53) for word in words]
 
     def exponentials(self, position: int, n: int) -> Tensor:
         """The noise of the coupled rule at one position: standard exponentials, one a token id.

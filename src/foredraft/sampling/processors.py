@@ -8,7 +8,8 @@ A **custom processor** is any callable ``(ids: list[int], logits: Tensor) -> Ten
 its ``[V]`` logits, which it may change in place, to ``[V]`` logits. It is called for every row that is drawn from, for
 a draft or for the target. If its answer depends on more than its arguments, it must also have
 ``snapshot() -> object`` and ``restore(state)``; it then sees each row of a step once, in order, and after the step its
-state is put back to what it was after the last committed row.
+state is put back to what it was after the last committed row. In a tree, its state before a row is the one after the
+row's parent.
 """
 
 from __future__ import annotations
@@ -148,13 +149,14 @@ class Custom:
         self._processors = processors
         self._stateful = [cast(Stateful, processor) for processor in processors if isinstance(processor, Stateful)]
         self._committed = self._snapshot()
-        self._after_row: list[list[object]] = []
+        self._after: dict[tuple[int, ...], list[object]] = {}  # states since the last rewind, by path
+        self._last: tuple[int, ...] | None = None
 
     def apply(self, scores: Tensor, paths: Paths, ids: list[int]) -> Tensor:
         """``[n, V]`` -> ``[n, V]``; may change ``scores`` in place."""
-        self._after_row = []
         rows = []
         for row, path in zip(scores, paths, strict=True):
+            self._enter(tuple(path))
             for processor in self._processors:
                 before = row.shape
                 row = processor([*ids, *path], row)
@@ -163,16 +165,27 @@ class Custom:
                         f"{processor!r} did not return logits of shape {tuple(before)}", field="processors"
                     )
             rows.append(row.to(scores))
-            self._after_row.append(self._snapshot())
+            if self._stateful:
+                self._last = tuple(path)
+                self._after[self._last] = self._snapshot()
         return torch.stack(rows)
+
+    def _enter(self, path: tuple[int, ...]) -> None:
+        """Puts the state to what it was after the row before ``path``'s last token, where another row came since."""
+        if not path:
+            if self._last is not None:
+                self._restore(self._committed)
+        elif path[:-1] != self._last and path[:-1] in self._after:
+            self._restore(self._after[path[:-1]])
 
     def rewind(self) -> None:
         self._restore(self._committed)
+        self._after, self._last = {}, None
 
-    def settle(self, row: int) -> None:
+    def settle(self, path: Sequence[int]) -> None:
         if self._stateful:
-            self._committed = self._after_row[row]
-            self._restore(self._committed)
+            self._committed = self._after[tuple(path)]
+            self.rewind()
 
     def _snapshot(self) -> list[object]:
         return [processor.snapshot() for processor in self._stateful]
