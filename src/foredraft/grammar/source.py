@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +31,12 @@ class Structure:
     source: str
 
 
-def structure_of(params: SamplingParams, special: frozenset[str] | set[str] = frozenset()) -> Structure | None:
+def structure_of(params: SamplingParams, special: Mapping[str, int] | None = None) -> Structure | None:
     """The grammar that a request asks for; None if it asks for none.
 
     Args:
         params: The request's controls.
-        special: Names of the model's special tokens, which may serve as markers.
+        special: The model's special tokens by name, which may serve as markers.
 
     Raises:
         ConfigError: The grammar cannot be read; the field is named.
@@ -43,7 +44,7 @@ def structure_of(params: SamplingParams, special: frozenset[str] | set[str] = fr
     if params.structured_field is None:
         return None
     field = params.structured_field
-    main = _frame(params, special, blanks=field in ("json_schema", "json_object"))
+    main = _frame(params, special or {}, blanks=field in ("json_schema", "json_object"))
     grammars = [{"name": "main", "lark_grammar": main}, {"name": "body", **_body(params, field)}]
     return Structure(field, json.dumps({"grammars": grammars}))
 
@@ -74,7 +75,7 @@ def _with_options(schema: Any) -> dict[str, Any]:
     return {**schema, "x-guidance": _JSON_OPTIONS}
 
 
-def _frame(params: SamplingParams, special: frozenset[str] | set[str], blanks: bool) -> str:
+def _frame(params: SamplingParams, special: Mapping[str, int], blanks: bool) -> str:
     """The text around the structure: free up to ``structured_after``, and free again from ``structured_until`` on."""
     after, until = params.structured_after, params.structured_until
     blank = "BLANK" if blanks and (after or until) else ""
@@ -88,12 +89,12 @@ def _frame(params: SamplingParams, special: frozenset[str] | set[str], blanks: b
         lines.append(f"start: {body} {'TEXT' if until else ''}")
     else:
         if after in special:
-            lines.append(f"part: TEXT {after} {body}")
+            lines.append(f"part: TEXT {_literal(after, special)} {body}")
         else:
             lines += [f"head[lazy]: TEXT {_literal(after, special)}", f"part: head {body}"]
         lines.append("start: part* TEXT" if until else "start: part")
     return "\n".join(lines)
 
 
-def _literal(marker: str, special: frozenset[str] | set[str]) -> str:
-    return marker if marker in special else json.dumps(marker, ensure_ascii=False)
+def _literal(marker: str, special: Mapping[str, int]) -> str:
+    return f"<[{special[marker]}]>" if marker in special else json.dumps(marker, ensure_ascii=False)

@@ -32,7 +32,7 @@ class GrammarVocabulary:
     ) -> None:
         self.size = len(tokens)
         self.special = frozenset(special)
-        self.names = {tokens[id].decode("utf-8", "replace") for id in self.special if tokens[id]}
+        self.names = {tokens[id].decode("utf-8", "replace"): id for id in self.special if tokens[id]}
         self.canonical = encode is not None
         marked = [_SPECIAL + token if id in self.special and token else token for id, token in enumerate(tokens)]
         wrapper = TokenizerWrapper(_Backend([*marked, _SPECIAL + b"<|end of text|>"], self.size, encode))
