@@ -38,8 +38,7 @@ class Recoder:
         self._seen = 0
         self._half = 0  # byte tokens at the end of ``ids``
         self._opening = source.encode("")[:1]  # what the target expects before a text is not part of it
-        first = source.encode("a", special=False)[:1]
-        self._strip = any(source.token_bytes(token).startswith(b" ") for token in first)  # it prefixes a space
+        self._strip, self._prefixed = _prefixes_space(source), _prefixes_space(goal)
         self._open_run()
 
     def extend(self, ids: Sequence[int]) -> int:
@@ -82,7 +81,7 @@ class Recoder:
         if not text:
             return len(self.ids)
         self._run += text
-        pieces = encode_plain(self._goal, self._run)
+        pieces = self._encode()
         old = {(piece.start, piece.token): i for i, piece in enumerate(self._tail) if clean(self._tail, i)}
         keep, first = 0, 0
         if self._cut:  # the tail begins in the middle of a text: trust the new pieces from where both agree
@@ -101,6 +100,13 @@ class Recoder:
         self._settle()
         return unchanged
 
+    def _encode(self) -> list[Piece]:
+        """The tail's text, without the space that a tokenizer adds before what it takes for the beginning of a text."""
+        if not (self._cut and self._prefixed and self._run.startswith(" ")):
+            return encode_plain(self._goal, self._run)
+        pieces = encode_plain(self._goal, self._run[1:], offset=1)
+        return [pieces[0]._replace(start=0), *pieces[1:]] if pieces else []
+
     def _settle(self) -> None:
         """Forgets the text of all but the last tokens, up to the beginning of a word if there is one."""
         if len(self._tail) <= 2 * TAIL:
@@ -117,7 +123,7 @@ class Recoder:
         self._cut = True
 
     def _begins_word(self, at: int) -> bool:
-        return self._run[at].isspace() and not self._run[at - 1].isspace()
+        return self._run[at] == " " and not self._run[at - 1].isspace()
 
     def _append_half(self) -> None:
         """Bytes that are no character yet, one byte token each."""
@@ -127,3 +133,8 @@ class Recoder:
         self.whole = len(known) == len(held)
         self._half = len(held) if self.whole else 0
         self.ids += known if self.whole else []
+
+
+def _prefixes_space(tokenizer: Tokenizer) -> bool:
+    first = tokenizer.encode("a", special=False)[:1]
+    return any(tokenizer.token_bytes(token).startswith(b" ") for token in first)
