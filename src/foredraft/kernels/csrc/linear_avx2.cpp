@@ -24,12 +24,14 @@ namespace {
 
 #include "decoders_avx2.h"
 
-// Streams far ahead: the hardware prefetcher stops at page borders and panels are read side by side.
-constexpr int kAhead = 1024;
+// Streams far ahead: the hardware prefetcher stops at page borders and panels are read side by side. Near a panel's end
+// what comes next is not its neighbour, which is being read too, but the first panel of the next tile: a tile that had
+// to wait for its first kilobytes would lose as much time as it takes to multiply several rows.
+constexpr size_t kAhead = 4096;
 template <int Bytes>
 FD_INLINE void prefetch(const uint8_t* p) {
     FD_UNROLL
-    for (int at = 0; at < Bytes; at += 64) _mm_prefetch(reinterpret_cast<const char*>(p + kAhead + at), _MM_HINT_T0);
+    for (int at = 0; at < Bytes; at += 64) _mm_prefetch(reinterpret_cast<const char*>(p + at), _MM_HINT_T0);
 }
 
 // Adds `Steps` inputs to R x P running sums; `v(k, p)` is the weight vector of input k in panel p.
@@ -69,14 +71,16 @@ void float_tile(const uint8_t* w, size_t stride, const float* x, long ldx, long 
         for (int p = 0; p < P; ++p) acc[r][p] = _mm256_setzero_ps();
     }
     const long steps = in / D::kStep;
+    const long last = steps - static_cast<long>(kAhead / kPart);
     for (long step = 0; step < steps; ++step) {
+        const size_t beyond = step < last ? 0 : (P - 1) * stride;
         const int sub = static_cast<int>(step % D::kSubs);
         D d[P];
         FD_UNROLL
         for (int p = 0; p < P; ++p) {
             const uint8_t* group = w + p * stride + (step / D::kSubs) * kBytes;
             d[p].open(group, sub);
-            prefetch<kPart>(group + sub * kPart);
+            prefetch<kPart>(group + sub * kPart + kAhead + beyond);
             if constexpr (kBuffered) {
                 FD_UNROLL
                 for (int k = 0; k < 32; ++k) _mm256_store_ps(buffer + 256 * p + 8 * k, d[p].get(k));
@@ -194,7 +198,9 @@ void int_tile(const uint8_t* w, size_t stride, const Quantised& x, long row, flo
         FD_UNROLL
         for (int p = 0; p < P; ++p) acc[r][p] = _mm256_setzero_ps();
     }
+    const long last = blocks - static_cast<long>(kAhead / kPart);
     for (long b = 0; b < blocks; ++b) {
+        const size_t beyond = b < last ? 0 : (P - 1) * stride;
         const long first = row * blocks + b;
         const int sub = static_cast<int>(b % D::kSubs);
         D d[P];
@@ -202,7 +208,7 @@ void int_tile(const uint8_t* w, size_t stride, const Quantised& x, long row, flo
         for (int p = 0; p < P; ++p) {
             const uint8_t* group = w + p * stride + (b / D::kSubs) * kBytes;
             d[p].open(group, sub);
-            prefetch<kPart>(group + sub * kPart);
+            prefetch<kPart>(group + sub * kPart + kAhead + beyond);
         }
         FD_UNROLL
         for (int half = 0; half < kHalves; ++half) {
