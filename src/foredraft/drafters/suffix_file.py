@@ -64,8 +64,8 @@ def load(pool: SuffixPool, path: Path, meaning: str, vocab_size: int) -> None:
         if size > max(pool.max_bytes, 1 << 20):
             raise _refused(path, f"it holds {size} bytes", "give the pool more memory, or remove the file")
         with np.load(path, allow_pickle=False) as arrays:
-            header = json.loads(arrays["header"].tobytes())
-            owners, ends, tokens = (arrays[name] for name in ("owners", "ends", "tokens"))
+            header = json.loads(np.asarray(arrays["header"]).tobytes())
+            owners, ends, tokens = (np.asarray(arrays[name]) for name in ("owners", "ends", "tokens"))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         raise _refused(path, f"it cannot be read ({error})", "remove it") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
