@@ -18,7 +18,7 @@ from foredraft import __version__
 from foredraft.engine.engine import Engine
 from foredraft.server import sse
 from foredraft.server.config import ServerConfig
-from foredraft.server.errors import ApiError
+from foredraft.server.errors import FAILED, ApiError
 from foredraft.server.gate import Gate
 from foredraft.server.keys import load_keys
 from foredraft.server.metrics import Metrics
@@ -123,6 +123,10 @@ def _errors(api: FastAPI) -> None:
     async def malformed(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         return answer(http, _validation_error(error))
+
+    @api.exception_handler(Exception)
+    async def bug(http: HttpRequest, error: Exception) -> Response:
+        return answer(http, ApiError(500, FAILED, code="internal"))  # the gate writes it into the log
 
     @api.exception_handler(HTTPException)
     async def other(http: HttpRequest, error: Exception) -> Response:

@@ -52,9 +52,12 @@ async def answer(
 
     def make() -> list[tuple[Request, Labels]]:
         try:
-            return plan.requests(service, visit.client, prepare())
+            made = plan.requests(service, visit.client, prepare())
         except ForedraftError as error:
             raise api_error(error, rename_for(body)) from None
+        for request, _ in made:  # so that the engine's log names the HTTP request; clients may repeat their ids
+            request.id += f"/{visit.id}"
+        return made
 
     stack = contextlib.AsyncExitStack()
     job = await stack.enter_async_context(service.job(visit.client, answers, make, streamed=bool(body.stream)))

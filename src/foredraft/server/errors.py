@@ -13,6 +13,8 @@ from foredraft.errors import (
     RequestTimeoutError,
 )
 
+FAILED = "the server failed on this request; its log has the request's id"
+
 
 class ApiError(Exception):
     """An answer that is an error.
@@ -85,4 +87,6 @@ def api_error(error: ForedraftError, rename: dict[str, str] | None = None) -> Ap
         return ApiError(504, message, param=param, code="timeout")
     if isinstance(error, CacheFullError):
         return ApiError(503, message, code="cache_full", retry_after=5)
-    return ApiError(500, message, code="request_failed")
+    # What failed inside may hold what no client should see; the log has it, by the request's id.
+    shown = message if type(error) is not ForedraftError else FAILED
+    return ApiError(500, shown, code="request_failed")

@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foredraft.server.errors import ApiError
+from foredraft.server.errors import FAILED, ApiError
 from foredraft.server.keys import Client
 from foredraft.server.pieces import Piece
 from foredraft.server.service import Service
@@ -105,7 +105,7 @@ class Gate:
             await answered.error(error)
         except Exception:
             log.exception("request %s failed", visit.id)
-            await answered.error(ApiError(500, "the server failed; its log has the request's id", code="internal"))
+            await answered.error(ApiError(500, FAILED, code="internal"))
         finally:
             self._note(scope, visit)
 
