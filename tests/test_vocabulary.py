@@ -15,6 +15,7 @@ from vocabulary_support import SPECIAL, TEXT, loaded, reciter, tokenizer
 
 from foredraft import Engine, SamplingParams
 from foredraft.config import SpeculationConfig
+from foredraft.drafters import ModelDrafter
 from foredraft.drafters.base import DrafterContext
 from foredraft.drafters.vocabulary import VocabularyDrafter
 from foredraft.errors import ConfigError, VocabularyMismatchError
@@ -142,17 +143,23 @@ def table(size: int, seed: int) -> TableModel:
     return TableModel(logits, size)
 
 
+def revive(ids: Any, row: Tensor) -> Tensor:
+    """Gives the token that only the target has a fixed score, which undoes its exclusion from the draft."""
+    return row.index_fill(0, torch.tensor([3]), 0.5)
+
+
 FILTERS = [
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_k=2),
     SamplingParams(temperature=1.3, top_p=0.7, frequency_penalty=0.8),
     SamplingParams(temperature=1.0, min_p=0.2, logit_bias={3: 2.0}, repetition_penalty=1.4),
+    SamplingParams(temperature=1.0, processors=(revive,)),
 ]
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize("params", FILTERS, ids=["plain", "top-k", "top-p", "min-p"])
+@pytest.mark.parametrize("params", FILTERS, ids=["plain", "top-k", "top-p", "min-p", "processor"])
 def test_the_law_is_the_targets(params: SamplingParams, rule: Any, method: str) -> None:
     """Every draft that the drafter itself can make, every outcome of the rule, summed (both padded by one)."""
     target = table(5, seed=1)  # one id more than the tokenizer has
@@ -177,7 +184,7 @@ def test_the_law_is_the_targets(params: SamplingParams, rule: Any, method: str) 
 
     every = [draft for draft, _ in drafts(())]
     assert any(draft.tokens for draft in every)
-    if method == "intersection":
+    if method == "intersection" and not params.processors:
         assert {token for draft in every for token in draft.tokens} <= {0, 1, 2}  # never ab, which only the target has
         assert len({draft.tokens for draft in every}) > 1
     got = law_of_drafts(rule, p, drafts, 3)
@@ -237,15 +244,17 @@ def _drafts_of(inner: VocabularyDrafter, here: Tokenizer, text: str) -> list[Dra
     return found
 
 
-def test_the_method_follows_the_overlap_and_can_be_chosen() -> None:
+def test_the_method_follows_the_request_and_the_overlap() -> None:
+    """Greedy requests get text; sampled ones the intersection, if there is enough of it."""
     here = loaded(reciter(words("bytes")), words("bytes"))
-    same = drafter("bytes", size=420)
-    Engine(target=here, drafter=same)
-    assert same.method == "intersection"
-    far = drafter("pieces", size=480)
-    Engine(target=here, drafter=far)
-    assert far.method == "text"
-    assert far.vocabularies.coverage < 0.9 < same.vocabularies.coverage
+    asking = _Asking(here.tokenizer.encode("The"), None)  # type: ignore[union-attr]
+    for kind, size, sampled in (("bytes", 420, True), ("pieces", 480, True), (None, 0, False)):
+        inner = drafter(kind, size=size) if kind else VocabularyDrafter(table(6, 0), THERE)
+        Engine(target=here, drafter=inner)
+        for rule, shared in (("exact", False), ("block", sampled), ("coupled", sampled)):
+            asking.rule = rule  # type: ignore[attr-defined]
+            assert inner._draws(asking) is shared  # type: ignore[arg-type]
+        assert (inner.vocabularies.coverage > 0.5) is sampled
     with pytest.raises(ConfigError, match="drafter vocabulary: no method 'both'; use auto, intersection, text"):
         drafter("bytes", "both")
 
@@ -255,13 +264,11 @@ def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(VocabularyMismatchError, match="the target has no tokenizer"):
         Engine(target=reciter(here), drafter=drafter("digits"))
     small = TableModel(lambda prefix: [0.0] * 40, 40)  # case 18: logits of a reduced vocabulary without its map
-    with pytest.raises(VocabularyMismatchError, match="tokenizer has .* tokens, its logits only 40"):
+    with pytest.raises(VocabularyMismatchError, match=r"tokenizer has .* tokens, its logits only 40"):
         Engine(target=loaded(reciter(here), here), drafter=VocabularyDrafter(small, words("digits")))
     with pytest.raises(ConfigError, match="write vocabulary:MODEL"):
         Engine(target=loaded(reciter(here), here), drafter="vocabulary")
     with pytest.raises(VocabularyMismatchError, match=r"token \d+ is .*vocabulary:MODEL"):
-        from foredraft.drafters import ModelDrafter
-
         Engine(target=loaded(reciter(here), here), drafter=ModelDrafter(reciter(words("digits")), words("digits")))
 
 

@@ -48,7 +48,9 @@ def test_token_by_token_gives_the_encoding_of_the_whole(source: str, goal: str) 
     assert recoder(here, there).extend(ids) == 0
 
 
-PARTS = st.sampled_from([*TEXT.split(" "), " ", "  ", "\n", "\n\n    ", "e\u0301", "<|im_end|>", "\U0001f98a", "狗", "Z"])
+PARTS = st.sampled_from(
+    [*TEXT.split(" "), " ", "  ", "\n", "\n\n    ", "e\u0301", "<|im_end|>", "\U0001f98a", "狗", "Z"]
+)
 
 
 @settings(max_examples=30, deadline=None)
@@ -122,7 +124,7 @@ def test_a_draft_begins_at_the_very_byte_where_the_text_ends(kind: str) -> None:
     for before, text in [("The quick", " brown fox"), ("The qui", "ck brown"), ("", "The"), ("on.\n", "\n    Then")]:
         got = said(before, text.encode())
         assert got == text.encode() or (kind == "pieces" and got == b"")
-    assert said("The quick", " brown".encode() + b"\xf0\x9f") == b" brown"  # half a fox is left out
+    assert said("The quick", b" brown\xf0\x9f") == b" brown"  # half a fox is left out
     assert tokens_after(words, b"The", b"\x9f fox") == []
     assert not any(words.is_special(token) for token in tokens_after(words, b"The", b" <|im_end|>"))
     assert said("The quick", b" <|im_end|> fox") == (b"" if kind == "pieces" else b" <|im_end|> fox")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,8 +75,6 @@ def _tokenizer(kind: str, size: int, bos: bool, special: tuple[str, ...]) -> Tok
 
 
 def _bytes_are_ordinary(backend: Backend) -> Backend:
-    import json
-
     data = json.loads(backend.to_str())
     data["added_tokens"] = []
     return Backend.from_str(json.dumps(data))
@@ -116,4 +116,6 @@ def reciter(
 def loaded(model: Any, words: Tokenizer | None) -> LoadedModel:
     from pathlib import Path
 
-    return LoadedModel(model, words, ModelInfo("table", Path("table"), "table", 0, 0, model.vocab_size, 0, "float64", 0))
+    return LoadedModel(
+        model, words, ModelInfo("table", Path("table"), "table", 0, 0, model.vocab_size, 0, "float64", 0)
+    )

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Method: TypeAlias = Literal["auto", "intersection", "text"]
 
-COVERAGE = 0.9
-"""From this share of the drafter's writing in shared tokens on, ``auto`` drafts by the intersection."""
+COVERAGE = 0.5
+"""From this share of either side's writing in shared tokens on, ``auto`` draws from the intersection."""
 CONTEXT = 8
 """Committed tokens that a drafted text is encoded together with."""
 
@@ -40,9 +40,11 @@ class _View:
         base: Ids of the committed text when it was last read.
         drafted: What the model wrote after them.
         drawn: The same in the target's ids, where they were drawn.
+        shared: Whether it draws from the shared tokens; else it writes text.
     """
 
     recoder: Recoder
+    shared: bool
     base: int = 0
     drafted: list[int] = field(default_factory=list)
     drawn: list[int] = field(default_factory=list)
@@ -59,11 +61,11 @@ class VocabularyDrafter(ModelDrafter):
     Args:
         model: The model that writes.
         tokenizer: Its tokenizer.
-        method: ``auto`` takes the intersection where shared tokens make up most of what the model writes
-            (:data:`COVERAGE`), else the text.
+        method: ``auto`` takes the text for greedy requests, where a match of tokens is all that counts, and the
+            intersection for sampled ones where enough tokens are shared (:data:`COVERAGE`).
 
     Attributes:
-        method: After :meth:`attach`, the one in use.
+        method: As given.
         vocabularies: After :meth:`attach`, what the two share.
     """
 
@@ -109,8 +111,6 @@ class VocabularyDrafter(ModelDrafter):
         self._target, self._width = context.tokenizer, context.target.vocab_size
         self._pool.keep = context.max_batch
         self.vocabularies = map_vocabularies(self._target, self._goal)
-        if self.method == "auto":
-            self.method = "intersection" if self.vocabularies.coverage >= COVERAGE else "text"
         if self.method == "intersection" and not self.vocabularies.to_target:
             raise VocabularyMismatchError(
                 "the vocabularies share no token", field="drafter vocabulary", remedy="use the method text"
@@ -123,10 +123,16 @@ class VocabularyDrafter(ModelDrafter):
         super().stop(request)
         self._views.pop(request.id, None)
 
+    def _draws(self, request: DraftRequest) -> bool:
+        if self.method == "auto":  # a request without a rule may be any
+            return getattr(request, "rule", "block") != "exact" and self.vocabularies.coverage >= COVERAGE
+        return self.method == "intersection"
+
     def _context(self, request: DraftRequest) -> Sequence[int]:
         view = self._views.get(request.id)
         if view is None:
-            view = self._views[request.id] = _View(Recoder(self._target, self._goal, self.vocabularies))
+            recoder = Recoder(self._target, self._goal, self.vocabularies)
+            view = self._views[request.id] = _View(recoder, self._draws(request))
         same = view.recoder.extend(request.ids)
         ids = view.recoder.ids
         state = self._states.get(request.id)
@@ -142,9 +148,9 @@ class VocabularyDrafter(ModelDrafter):
         return ids if view.recoder.whole else ()
 
     def _span(self, request: DraftRequest, k: int) -> int:
-        if self.method == "intersection":
-            return k
         view = self._views[request.id]
+        if view.shared:
+            return k
         return min(math.ceil(k * view.base / max(len(request.ids), 1)), 2 * k + 2) or 1
 
     def _draw(self, job: Writing, logits: Tensor) -> tuple[int, Tensor | None] | None:
@@ -153,7 +159,7 @@ class VocabularyDrafter(ModelDrafter):
         likeliest = int(logits.detach().float().cpu().numpy().argmax())
         if self._goal.is_special(likeliest) or likeliest >= self._goal.vocab_size:
             return None  # the text seems to end here; whether it does, the target says
-        if self.method == "text":
+        if not view.shared:
             return likeliest, None
         known = self.vocabularies
         row = logits.new_full((self._width,), -torch.inf)
@@ -167,9 +173,9 @@ class VocabularyDrafter(ModelDrafter):
         return None
 
     def _finish(self, job: Writing) -> Draft:
-        if self.method == "intersection":
-            drawn = tuple(self._views[job.request.id].drawn)
-            return Draft(drawn, torch.stack(job.rows) if job.rows else None)
+        view = self._views[job.request.id]
+        if view.shared:
+            return Draft(tuple(view.drawn), torch.stack(job.rows) if job.rows else None)
         before: list[bytes] = []
         for token in reversed(job.request.ids[-CONTEXT:]):
             if self._target.is_special(token):

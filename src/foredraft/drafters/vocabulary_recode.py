@@ -39,6 +39,7 @@ class Recoder:
         self._half = 0  # byte tokens at the end of ``ids``
         self._opening = source.encode("")[:1]  # what the target expects before a text is not part of it
         self._strip, self._prefixed = _prefixes_space(source), _prefixes_space(goal)
+        self._fresh_run = True  # nothing was read since the last special token
         self._open_run()
 
     def extend(self, ids: Sequence[int]) -> int:
