@@ -15,6 +15,7 @@ from torch import Tensor
 from foredraft.drafters.outlook import Outlook, StepPrice
 from foredraft.errors import ConfigError
 from foredraft.models.base import Target
+from foredraft.sampling.drafting import Children
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
 if TYPE_CHECKING:
@@ -35,6 +36,19 @@ class DraftSampler(Protocol):
         Returns:
             The token, and the ``[V]`` post-filter law that it was drawn from: put these rows, stacked, into
             ``Draft.q``. None for every token of a request that is greedy or coupled (``Draft.q = None``).
+        """
+
+    @property
+    def sampled(self) -> bool:
+        """Whether drawn tokens must be proposed, with their q: neither greedy nor coupled."""
+
+    def children(self, logits: Tensor, paths: Sequence[Sequence[int]], counts: Sequence[int]) -> list[Children]:
+        """Drafts ``counts[i]`` different tokens behind ``paths[i]``, for a tree (see docs/trees.md).
+
+        Args:
+            logits: ``[n, V]`` raw logits of the drafter behind each path.
+            paths: Tokens already drafted in this step, in order.
+            counts: At least one each. Fixed before it is known what is drawn: no sampled child may be dropped.
         """
 
 

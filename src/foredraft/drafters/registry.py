@@ -79,6 +79,20 @@ BUILT_IN = (
         "foredraft.drafters.model:ModelDrafter",
     ),
     DrafterEntry(
+        "tree",
+        "a smaller model or an EAGLE-3 head drafts several continuations at once, as a tree",
+        "what the drafter in it needs, and a target that reads trees",
+        "MODEL or eagle3 or eagle3:FOLDER, then any of depth=6,branch=4,nodes=16,static; see docs/trees.md",
+        "foredraft.drafters.tree:TreeDrafter",
+    ),
+    DrafterEntry(
+        "lookup-tree",
+        "copies what followed the last few tokens wherever they stood before, as a tree",
+        "a target that reads trees",
+        "MAX or MAX,MIN: lengths of the n-grams to match (default 4,2)",
+        "foredraft.drafters.tree_lookup:LookupTreeDrafter",
+    ),
+    DrafterEntry(
         "combined",
         "several drafters: each step is drafted by the one that promises most",
         "what its drafters need",

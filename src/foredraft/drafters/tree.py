@@ -1,0 +1,208 @@
+"""Token trees over any drafter that can give logits behind the nodes of a tree; see docs/trees.md."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
+from foredraft.drafters.outlook import Outlook, StepPrice
+from foredraft.drafters.tree_growth import DynamicGrowth, Growth, StaticGrowth
+from foredraft.drafters.tree_shape import RankRates, Shape, best_shape
+from foredraft.errors import ConfigError, UnsupportedModelError
+from foredraft.types import NO_DRAFT, Draft, Verdict
+
+
+class NodeScorer(Protocol):
+    """A drafter that gives logits behind nodes. Besides this it is told all that a drafter is told."""
+
+    taps: tuple[int, ...]
+
+    def attach(self, context: DrafterContext) -> None: ...
+
+    def start(self, request: DraftRequest) -> None: ...
+
+    def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None: ...
+
+    def stop(self, request: DraftRequest) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def roots(self, requests: Sequence[DraftRequest], depth: int) -> list[tuple[Tensor, int] | None]:
+        """``[V]`` logits behind each committed text, and how deep a tree may grow there; None where none may."""
+
+    def behind(self, trees: Sequence[Growth], new: Sequence[int]) -> list[Tensor]:
+        """``[n, V]`` logits behind the last ``n = new[i] >= 1`` scored nodes of each tree."""
+
+    def finish(self, requests: Sequence[DraftRequest]) -> None:
+        """Drops what the drafts have left behind; also after an error."""
+
+
+@dataclass(slots=True)
+class _State:
+    """One request: how its trees fare, and the one under way.
+
+    Attributes:
+        planned: Nodes of the tree that pays best at present; 0 if none does.
+        floor: Chance of acceptance under which a node of that tree costs more than it brings.
+    """
+
+    ranks: RankRates = field(default_factory=RankRates)
+    planned: int = 0
+    floor: float = 0.0
+    draft: Draft = NO_DRAFT
+
+
+class TreeDrafter(Drafter):
+    """Drafts trees: dynamic ones (EAGLE-2) where tokens may be dropped, else of a shape fixed beforehand.
+
+    Args:
+        scorer: What gives logits behind nodes.
+        depth: Longest path, >= 1.
+        branch: Most children of a node, >= 1.
+        nodes: Most nodes, >= 1.
+        static: Fix the shape beforehand in any case.
+        clock: Monotonic seconds.
+    """
+
+    name = "tree"
+
+    def __init__(
+        self,
+        scorer: NodeScorer,
+        depth: int = 6,
+        branch: int = 4,
+        nodes: int = 16,
+        static: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        for option, value in (("depth", depth), ("branch", branch), ("nodes", nodes)):
+            if not 1 <= value <= 128:
+                raise ConfigError(f"{option} must be 1 … 128 (got {value})", field="drafter tree")
+        self.scorer = scorer
+        self.taps = scorer.taps
+        self.depth, self.branch, self.nodes, self.static = depth, branch, nodes, static
+        self.clock = clock
+        self._states: dict[str, _State] = {}
+        self._seconds: deque[float] = deque(maxlen=9)  # of the latest passes, one a level
+
+    @classmethod
+    def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
+        from foredraft.drafters import tree_spec  # it names drafters that this file must not import
+
+        return cls(*tree_spec.parse(argument, context))
+
+    def attach(self, context: DrafterContext) -> None:
+        require_trees(context)
+        self.scorer.attach(context)
+
+    def start(self, request: DraftRequest) -> None:
+        self._states[request.id] = _State()
+        self.scorer.start(request)
+
+    def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook:
+        """The best tree by what each rank of children was worth so far and by what levels and rows cost."""
+        state = self._states[request.id]
+        shape = self._shape(state, min(limit, self.nodes))
+        level = sorted(self._seconds)[len(self._seconds) // 2] if self._seconds else 0.0
+        best, speed, expected = 0, price.tokens / price.seconds(0), price.tokens
+        for n, value in enumerate(shape.values, 1):
+            expected += value
+            now = expected / (price.seconds(n) + shape.levels(n) * level)
+            if now > speed:
+                best, speed = n, now
+        state.planned = best
+        if best:
+            state.floor = max(price.seconds(best) - price.seconds(best // 2), 0.0) / (best - best // 2) * speed
+        n = best or len(shape.values)
+        return Outlook(shape.values[:n], seconds=0.0, setup=shape.levels(n) * level, watched=False)
+
+    def propose(self, request: DraftRequest, k: int) -> Draft:
+        return self.propose_batch([request], [k])[0]
+
+    def propose_batch(self, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:
+        asked = [(request, min(k, self.nodes)) for request, k in zip(requests, ks, strict=True) if k]
+        drafts = dict.fromkeys((request.id for request in requests), NO_DRAFT)
+        try:
+            roots = self.scorer.roots([request for request, _ in asked], self.depth)
+            for tree in self._grow(asked, roots):
+                drafts[tree.request.id] = self._states[tree.request.id].draft = tree.draft()
+        finally:
+            self.scorer.finish([request for request, _ in asked])
+        return [drafts[request.id] for request in requests]
+
+    def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
+        self.scorer.observe(request, verdict, taps)
+        state = self._states[request.id]
+        if verdict is not None and state.draft.k:
+            state.ranks.learn(state.draft, verdict)
+            state.draft = NO_DRAFT
+
+    def stop(self, request: DraftRequest) -> None:
+        self._states.pop(request.id, None)
+        self.scorer.stop(request)
+
+    def reset(self) -> None:
+        self.scorer.reset()
+
+    def _shape(self, state: _State, nodes: int) -> Shape:
+        return best_shape(state.ranks.rates(self.branch), nodes, self.depth)
+
+    def _grow(
+        self, asked: Sequence[tuple[DraftRequest, int]], roots: Sequence[tuple[Tensor, int] | None]
+    ) -> list[Growth]:
+        trees: list[Growth] = []
+        for (request, k), root in zip(asked, roots, strict=True):
+            if root is not None:
+                logits, depth = root
+                trees.append(tree := self._tree(request, k, depth))
+                tree.add(tree.frontier(), logits[None])
+        growing = trees
+        while growing := self._level(growing):
+            pass
+        return trees
+
+    def _tree(self, request: DraftRequest, k: int, depth: int) -> Growth:
+        state = self._states[request.id]
+        if self.static or request.sampler.sampled:
+            return StaticGrowth(request, k, best_shape(state.ranks.rates(self.branch), k, min(depth, self.depth)))
+        floor = state.floor if k == state.planned else 0.0  # a length that was asked for is given in full
+        return DynamicGrowth(request, k, min(depth, self.depth), self.branch, floor)
+
+    def _level(self, trees: Sequence[Growth]) -> list[Growth]:
+        """Grows one level; returns the trees that may grow on.
+
+        What was drawn stands. So where a pass or a draw fails, the trees are left as they are.
+        """
+        fronts = [(tree, nodes) for tree in trees if (nodes := tree.frontier())]
+        if not fronts:
+            return []
+        growing = [tree for tree, _ in fronts]
+        try:
+            start = self.clock()
+            rows = self.scorer.behind(growing, [len(nodes) for _, nodes in fronts])
+            self._seconds.append(self.clock() - start)
+        except Exception:
+            return []
+        return [tree for (tree, nodes), logits in zip(fronts, rows, strict=True) if _added(tree, nodes, logits)]
+
+
+def _added(tree: Growth, nodes: Sequence[int], logits: Tensor) -> bool:
+    try:
+        tree.add(nodes, logits)
+    except Exception:
+        return False
+    return True
+
+
+def require_trees(context: DrafterContext) -> None:
+    """Raises UnsupportedModelError if the target cannot read a tree of tokens."""
+    if problem := getattr(context.target, "tree_problem", None):
+        raise UnsupportedModelError(
+            f"the target cannot read a tree of tokens: {problem}", field="drafter", remedy="use a drafter of chains"
+        )

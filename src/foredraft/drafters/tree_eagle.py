@@ -1,0 +1,67 @@
+"""Nodes scored by an EAGLE-3 head, which keeps the rows of a growing tree itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foredraft.drafters.base import DraftRequest
+from foredraft.drafters.eagle import Eagle3Drafter
+from foredraft.drafters.eagle_head import HeadSegment, HeadState
+from foredraft.drafters.tree_growth import Growth
+
+
+class EagleNodes(Eagle3Drafter):
+    """An EAGLE-3 drafter as a :class:`~foredraft.drafters.tree.NodeScorer`."""
+
+    name = "tree"
+
+    def roots(self, requests: Sequence[DraftRequest], depth: int) -> list[tuple[Tensor, int] | None]:
+        jobs = [self._begin(request, depth) for request in requests]
+        writing = [job for job in jobs if job is not None]
+        found: list[tuple[Tensor, int] | None] = []
+        self._features: dict[str, Tensor] = {}
+        steps = zip(*self.head.step([job.segment for job in writing]), strict=True) if writing else iter(())
+        for job in jobs:
+            if job is None:
+                found.append(None)
+                continue
+            logits, hidden = next(steps)
+            job.segment.state.commit(len(job.segment.tokens))
+            job.text.waiting.clear()
+            self._features[job.request.id] = hidden[-1:]
+            found.append((self._wide(logits[-1:])[0], depth))
+        return found
+
+    def behind(self, trees: Sequence[Growth], new: Sequence[int]) -> list[Tensor]:
+        segments = []
+        for tree, n in zip(trees, new, strict=True):
+            number = {node: i for i, node in enumerate(tree.scored)} | {-1: -1}
+            parents = [number[tree.parents[node]] for node in tree.scored[-n:]]
+            # row 0 of the features is the committed text's, row i + 1 that of the i-th scored node
+            features = self._features[tree.request.id][[parent + 1 for parent in parents]]
+            tokens = [tree.tokens[node] for node in tree.scored[-n:]]
+            segments.append(HeadSegment(self._state(tree.request), tokens, features, parents))
+        logits, hidden = self.head.step(segments)
+        for tree, rows in zip(trees, hidden, strict=True):
+            self._features[tree.request.id] = torch.cat((self._features[tree.request.id], rows))
+        return [self._wide(rows) for rows in logits]
+
+    def finish(self, requests: Sequence[DraftRequest]) -> None:
+        for request in requests:
+            text = self._texts.get(request.id)
+            if text is not None and text.state is not None:
+                text.state.drop()
+
+    def _state(self, request: DraftRequest) -> HeadState:
+        state = self._texts[request.id].state
+        assert state is not None
+        return state
+
+    def _wide(self, logits: Tensor) -> Tensor:
+        """``[n, D]`` over the draft vocabulary -> ``[n, V]``; what the head cannot propose stays at -inf."""
+        wide = self._row.new_full((logits.shape[0], self.head.shape.vocab), -torch.inf)
+        wide[:, self.head.weights.token_ids] = logits
+        return wide

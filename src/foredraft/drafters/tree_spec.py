@@ -1,0 +1,43 @@
+"""What ``--drafter tree:…`` may say."""
+
+from __future__ import annotations
+
+from foredraft.drafters.base import DrafterContext
+from foredraft.drafters.tree import NodeScorer
+from foredraft.errors import ConfigError
+
+OPTIONS = ("depth", "branch", "nodes")
+FORM = "MODEL or eagle3 or eagle3:FOLDER, then any of depth=6,branch=4,nodes=16,static"
+
+
+def parse(argument: str | None, context: DrafterContext) -> tuple[NodeScorer, int, int, int, bool]:
+    """Loads the scorer and reads the options: the arguments of :class:`~foredraft.drafters.tree.TreeDrafter`.
+
+    Raises:
+        ConfigError: Not of the form above.
+    """
+    name, *options = (argument or "").split(",")
+    values = {"depth": 6, "branch": 4, "nodes": 16}
+    static = False
+    for option in options:
+        key, _, value = option.partition("=")
+        if option == "static":
+            static = True
+        elif key in OPTIONS and value.isdecimal():
+            values[key] = int(value)
+        else:
+            raise ConfigError(f"option {option!r} is unknown", field="drafter tree", remedy=f"write tree:{FORM}")
+    if not name:
+        raise ConfigError("names nothing to draft with", field="drafter tree", remedy=f"write tree:{FORM}")
+    return _scorer(name, context), values["depth"], values["branch"], values["nodes"], static
+
+
+def _scorer(name: str, context: DrafterContext) -> NodeScorer:
+    kind, _, folder = name.partition(":")
+    if kind == "eagle3":
+        from foredraft.drafters.tree_eagle import EagleNodes
+
+        return EagleNodes.from_spec(folder or None, context)
+    from foredraft.drafters.tree_model import ModelNodes
+
+    return ModelNodes.from_spec(name, context)
