@@ -178,7 +178,7 @@ def test_the_law_is_the_targets(params: SamplingParams, rule: Any, method: str) 
         def run(fork: Fork) -> Draft:
             inner = VocabularyDrafter(table(6, seed=2), THERE, method)  # type: ignore[arg-type]
             inner.attach(DrafterContext(target, HERE))
-            return inner.propose(_Asking([*prompt, *prefix], _Forking(law_at(prefix), fork)), 2)  # type: ignore[arg-type]
+            return inner.propose(_Asking([*prompt, *prefix], _Forking(law_at(prefix), fork)), 2)
 
         yield from outcomes(run)
 
@@ -239,8 +239,8 @@ def _drafts_of(inner: VocabularyDrafter, here: Tokenizer, text: str) -> list[Dra
 
     found = []
     for n in range(1, len(ids)):
-        found.append(inner.propose(_Asking(ids[:n], Sampler()), 4))  # type: ignore[arg-type]
-    inner.stop(_Asking(ids, Sampler()))  # type: ignore[arg-type]
+        found.append(inner.propose(_Asking(ids[:n], Sampler()), 4))
+    inner.stop(_Asking(ids, Sampler()))
     return found
 
 
@@ -253,7 +253,7 @@ def test_the_method_follows_the_request_and_the_overlap() -> None:
         Engine(target=here, drafter=inner)
         for rule, shared in (("exact", False), ("block", sampled), ("coupled", sampled)):
             asking.rule = rule  # type: ignore[attr-defined]
-            assert inner._draws(asking) is shared  # type: ignore[arg-type]
+            assert inner._draws(asking) is shared
         assert (inner.vocabularies.coverage > 0.5) is sampled
     with pytest.raises(ConfigError, match="drafter vocabulary: no method 'both'; use auto, intersection, text"):
         drafter("bytes", "both")

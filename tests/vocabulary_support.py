@@ -114,7 +114,6 @@ def reciter(
 
 
 def loaded(model: Any, words: Tokenizer | None) -> LoadedModel:
-    from pathlib import Path
 
     return LoadedModel(
         model, words, ModelInfo("table", Path("table"), "table", 0, 0, model.vocab_size, 0, "float64", 0)
