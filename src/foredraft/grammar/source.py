@@ -15,7 +15,8 @@ from foredraft.errors import ConfigError
 
 _SPACE = r"[ \n\r\t]{0,32}"
 """Blank space between the parts of JSON. Bounded, because small models that see no end write blanks for ever."""
-_JSON_OPTIONS = {"whitespace_pattern": _SPACE, "json_allow_general_unicode_escapes": True}
+JSON_OPTIONS = {"whitespace_pattern": _SPACE, "json_allow_general_unicode_escapes": True}
+"""For ``x-guidance`` at the root of a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def structure_of(params: SamplingParams, special: Mapping[str, int] | None = Non
 
 def _body(params: SamplingParams, field: str) -> dict[str, Any]:
     if field == "json_object":
-        return {"json_schema": {"type": "object", "x-guidance": _JSON_OPTIONS}}
+        return {"json_schema": {"type": "object", "x-guidance": JSON_OPTIONS}}
     if field == "json_schema":
         assert params.json_schema is not None
         return {"json_schema": _with_options(json.loads(params.json_schema))}
@@ -72,7 +73,7 @@ def _with_options(schema: Any) -> dict[str, Any]:
         raise ConfigError("no JSON satisfies it", field="json_schema")
     if "x-guidance" in schema:
         raise ConfigError("'x-guidance' is not a keyword of JSON Schema", field="json_schema")
-    return {**schema, "x-guidance": _JSON_OPTIONS}
+    return {**schema, "x-guidance": JSON_OPTIONS}
 
 
 def _frame(params: SamplingParams, special: Mapping[str, int], blanks: bool) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -44,6 +44,9 @@ class ChatTemplate:
         source: Jinja source as models carry it.
         tokens: Special tokens by role (``bos_token``, ``eos_token``, …).
 
+    Attributes:
+        variables: Names that the template reads.
+
     Raises:
         ModelLoadError: The source is not valid Jinja.
     """
@@ -57,6 +60,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise ModelLoadError(f"is not valid Jinja ({error})", field="chat_template") from None
         self._tokens = dict(tokens)

@@ -117,6 +117,16 @@ class Tokenizer:
         """
         return self.encode(self._template.render(messages, add_generation_prompt, **extra), special=False)
 
+    @property
+    def chat_variables(self) -> frozenset[str]:
+        """Variables that the chat template reads, such as ``tools``; empty without a template."""
+        return self._template.variables if self.has_chat_template else frozenset()
+
+    @property
+    def chat_template(self) -> str:
+        """Source of the chat template; empty without one."""
+        return self._template_source or ""
+
     def is_special(self, token: int) -> bool:
         return token in self._special
 
