@@ -29,6 +29,8 @@ Filter = Callable[[Row], Ids]
 
 _SHORTLIST = 4096
 """Best tokens that typical-p tries to do with before it sorts a whole row."""
+_RESERVE = 0.5
+"""Share of what top-p could leave unsorted that it does, so that rounding cannot cut a token off."""
 
 
 def filtered(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -55,12 +57,9 @@ def softmax(logits: Tensor, temperature: float) -> Tensor:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     if temperature == 1.0:
         return torch.softmax(logits, -1)
-    # Shifted first, so that a low temperature cannot overflow; in place, because fresh pages cost more than the sums.
-    probs = (logits - logits.amax(-1, keepdim=True)).div_(temperature).exp_()
-    # numpy sums a row alike whether it comes alone or with others; torch splits a single row between threads.
-    rows = probs.numpy()
-    rows /= rows.sum(-1, keepdims=True)
-    return probs
+    if temperature < 1e-2:  # shifted first, so that nothing overflows
+        logits = logits - logits.amax(-1, keepdim=True)
+    return torch.softmax(logits / temperature, -1)
 
 
 def active_filters(params: SamplingParams) -> list[Filter]:
@@ -81,19 +80,23 @@ def active_filters(params: SamplingParams) -> list[Filter]:
 
 def apply_filters(row: Row, filters: list[Filter]) -> tuple[Ids, Row]:
     """``[V]`` -> ids of the tokens that pass every filter, ascending, and their renormalised probabilities."""
-    ids = np.arange(row.shape[0])
+    ids: Ids | None = None
     for keep in filters:
         passed = keep(row)
-        ids, row = ids[passed], row[passed]
+        ids, row = passed if ids is None else ids[passed], row[passed]
         row = row / row.sum()
-    return ids, row
+    return np.arange(row.shape[0]) if ids is None else ids, row
 
 
 def top_k(row: Row, k: int) -> Ids:
     """The k likeliest tokens, exactly k; all if there are fewer."""
     if k >= row.shape[0]:
         return np.arange(row.shape[0])
-    least = np.partition(row, -k)[-k]
+    return _from(row, np.partition(row, -k)[-k], k)
+
+
+def _from(row: Row, least: Any, k: int) -> Ids:
+    """The k likeliest tokens, ``least`` being the last one's probability."""
     ids = np.flatnonzero(row >= least)
     if ids.shape[0] > k:
         above, level = np.flatnonzero(row > least), np.flatnonzero(row == least)
@@ -106,8 +109,11 @@ def top_p(row: Row, p: float) -> Ids:
 
     A token is kept while the float64 sum of all tokens before it, likeliest first, is below p.
     """
-    reached = np.cumsum(np.sort(row)[::-1], dtype=np.float64)
-    return top_k(row, int(np.searchsorted(reached, p)) + 1)
+    # All tokens under this share together have less than 1 - p, so that the others reach p and only they are sorted.
+    short = row[row >= _RESERVE * (1.0 - p) / row.shape[0]]
+    short = np.sort(short)[::-1]
+    k = int(np.searchsorted(np.cumsum(short, dtype=np.float64), p)) + 1
+    return _from(row, short[k - 1], k) if k < short.shape[0] else top_k(row, k)
 
 
 def min_p(row: Row, p: float) -> Ids:
