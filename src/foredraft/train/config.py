@@ -16,15 +16,15 @@ class EagleTraining(Schema):
     """Optimiser steps."""
     batch: Annotated[int, Field(ge=1)] = 4
     """Texts a step; their gradients are accumulated one text at a time."""
-    lr: Annotated[float, Field(gt=0, le=1)] = 6e-4
+    lr: Annotated[float, Field(gt=0, le=1)] = 5e-4
     """Peak learning rate of AdamW; it rises over the first steps and falls along a cosine."""
-    warmup: Annotated[int, Field(ge=0)] = 50
+    warmup: Annotated[int, Field(ge=0)] = 20
     """Steps over which the learning rate rises."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Decoupled weight decay."""
     clip: Annotated[float, Field(gt=0)] = 0.5
     """Largest norm of the gradient."""
-    rollout: Annotated[int, Field(ge=1, le=8)] = 4
+    rollout: Annotated[int, Field(ge=1, le=8)] = 3
     """Drafted tokens a position in training (training-time test); it grows to this over the run."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Weight of each drafted token's loss relative to the one before it."""

@@ -13,13 +13,21 @@ from foredraft.models.rope import RopeTable, rotate
 class EagleNet(nn.Module):
     """The trainable weights of a head, named as in a checkpoint.
 
+    Hidden states have a few dimensions a hundred times larger than the others. ``fc`` is therefore trained for states
+    divided by their usual size, and only its checkpoint form is for the states themselves.
+
     Args:
         shape: Its sizes.
+        tap_scale: ``[len(taps) * target_hidden]`` usual size of each dimension of the tapped states; None is ones.
     """
 
-    def __init__(self, shape: HeadShape) -> None:
+    tap_scale: Tensor
+
+    def __init__(self, shape: HeadShape, tap_scale: Tensor | None = None) -> None:
         super().__init__()
         self.shape = shape
+        wide = len(shape.taps) * shape.target_hidden
+        self.register_buffer("tap_scale", torch.ones(wide) if tap_scale is None else tap_scale, persistent=False)
         d, width, kv_width = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         layer = {
             "self_attn.q_proj": (width, 2 * d),
@@ -41,13 +49,14 @@ class EagleNet(nn.Module):
 
     def state(self) -> dict[str, Tensor]:
         """The weights under their names in a checkpoint (``fc.weight``, ``layers.0.self_attn.q_proj.weight`` …)."""
-        return {name: self.weights[key].detach() for name, key in self.names.items()}
+        found = {name: self.weights[key].detach() for name, key in self.names.items()}
+        return found | {"fc.weight": found["fc.weight"] / self.tap_scale}
 
     def set(self, name: str, value: Tensor) -> None:
         """Sets one weight by its name in a checkpoint."""
         parameter = self.weights[self.names[name]]
         with torch.no_grad():
-            parameter.copy_(value)
+            parameter.copy_(value * self.tap_scale if name == "fc.weight" else value)
 
     def forward(self, taps: Tensor, embeddings: Tensor, first: int, steps: int) -> list[Tensor]:
         """Drafts ``steps`` tokens from every position of one text, with the true tokens as its own.
@@ -67,7 +76,7 @@ class EagleNet(nn.Module):
         embedded = self._norm(embeddings, "layers.0.input_layernorm")
         known: list[tuple[Tensor, Tensor]] = []
         logits: list[Tensor] = []
-        hidden = feature = functional.linear(taps.flatten(1), w["fc"])
+        hidden = feature = functional.linear(taps.flatten(1) / self.tap_scale, w["fc"])
         context = torch.cat([embedded, self._norm(feature, "layers.0.hidden_norm")], -1)
         known.append(self._keys(context, cos, sin))
         feature, joined = feature[first:], context[first:]

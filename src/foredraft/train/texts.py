@@ -88,6 +88,16 @@ def held_out_texts(folder: Path, taps: Sequence[int], n: int) -> list[Sample]:
     return found[:n]
 
 
+def usual_sizes(folder: Path, taps: Sequence[int]) -> Tensor:
+    """``[len(taps) * d]``: root mean square of each dimension of the states, over the first shard.
+
+    The first tokens of a text are left out, because models use them as a sink with states of another size.
+    """
+    samples = read_shard(shard_paths(folder)[0], taps)
+    states = [sample.taps[min(4, len(sample.taps) - 1) :].float().flatten(1) for sample in samples]
+    return torch.cat(states).square().mean(0).sqrt().clamp(min=1e-3)
+
+
 def frequent_tokens(folder: Path, size: int, always: Sequence[int], vocab: int) -> Tensor:
     """``[size]`` int64, increasing: ``always``, the most frequent tokens of the answers, then of the prompts, then
     the lowest ids (which a tokenizer's merges made first).
