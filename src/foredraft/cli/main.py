@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from foredraft import __version__
-from foredraft.cli import chat, demo, doctor, drafters, generate, lab, models, serve
+from foredraft.cli import bench, chat, demo, doctor, drafters, export, generate, lab, models, serve, train
 from foredraft.cli.console import (
     never_fail_to_print,
     one_line,
@@ -145,6 +145,9 @@ app.add_typer(models.app, name="models")
 app.command(cls=Command)(drafters.drafters)
 app.command(cls=Command)(doctor.doctor)
 app.add_typer(lab.app, name="lab")
+app.command(cls=Command)(bench.bench)
+app.add_typer(train.app, name="train")
+app.command(cls=Command)(export.export)
 
 
 def run(argv: Sequence[str] | None = None) -> None:
