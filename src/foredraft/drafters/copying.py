@@ -17,7 +17,7 @@ from foredraft.drafters.outlook import Outlook, StepPrice
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
 MATCH_FROM = (1, 2, 3, 4, 6, 9, 17)  # classes of match lengths, by their shortest
-PRIOR = (0.25, 0.4, 0.55, 0.65, 0.75, 0.85, 0.93)  # acceptance of a copied token by class, before anything was seen
+PRIOR = (0.25, 0.5, 0.55, 0.65, 0.8, 0.9, 0.97)  # acceptance of a copied token by class, before anything was seen
 PRIOR_WEIGHT = 4.0
 LEVEL_WEIGHT = 6.0
 DECAY = 0.97
