@@ -200,12 +200,12 @@ class EagleHead:
         tokens = torch.tensor([token for segment in segments for token in segment.tokens])
         features = [segment.features for segment in segments]
         feature = features[0] if len(features) == 1 else torch.cat(features)
-        normed = w.hidden_norm(feature)
+        normed = _norm(feature, w.hidden_norm)
         parents = [_parents(segment) for segment in segments]
         depths = [_depths(segment.state, own) for segment, own in zip(segments, parents, strict=True)]
         places = [s.state.position + depth for s, own in zip(segments, depths, strict=True) for depth in own]
         heads, kv = shape.heads, shape.kv_heads
-        qkv = w.qkv(torch.cat([w.input_norm(self.embed(tokens).float()), normed], -1))
+        qkv = w.qkv(torch.cat([_norm(self.embed(tokens).float(), w.input_norm), normed], -1))
         qkv = qkv.view(-1, heads + 2 * kv, shape.head_dim)
         qk = rotate(qkv[:, : heads + kv], *self._rope(torch.tensor(places), max(places)))
         sizes = [len(own) for own in parents]
@@ -217,12 +217,18 @@ class EagleHead:
             first += size
         rest = normed if shape.norm_before_residual else feature
         x = rest + w.out(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
-        gate, up = w.gate_up(w.mlp_norm(x)).chunk(2, -1)
+        gate, up = w.gate_up(_norm(x, w.mlp_norm)).chunk(2, -1)
         x = x + w.down(functional.silu(gate) * up)
         hidden = list(torch.split(x, sizes))
         wanted = [own[segment.logits_from :] for segment, own in zip(segments, hidden, strict=True)]
-        logits = w.lm_head(w.final_norm(torch.cat(wanted) if len(wanted) > 1 else wanted[0]))
+        logits = w.lm_head(_norm(torch.cat(wanted) if len(wanted) > 1 else wanted[0], w.final_norm))
         return list(torch.split(logits, [part.shape[0] for part in wanted])), hidden
+
+
+def _norm(x: Tensor, norm: RMSNorm) -> Tensor:
+    """The same as ``norm(x)`` in a third of the time for the few rows of a draft."""
+    scale = x.square().mean(-1, keepdim=True).add_(norm.eps).rsqrt_()
+    return (x * scale).mul_(norm.weight)
 
 
 def _parents(segment: HeadSegment) -> Sequence[int]:
