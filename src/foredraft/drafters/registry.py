@@ -75,7 +75,7 @@ BUILT_IN = (
         "model",
         "a smaller model with the target's vocabulary writes ahead",
         "a model with the same tokenizer",
-        "MODEL or MODEL@E: name, folder, .gguf file or hub id; E keeps its first E layers only",
+        "MODEL or MODEL@E: name, folder, .gguf file or hub id; E keeps its first E layers only; then ,doubt=H: see docs",
         "foredraft.drafters.model:ModelDrafter",
     ),
     DrafterEntry(
@@ -112,6 +112,13 @@ BUILT_IN = (
         "a model with a tokenizer of its own",
         "MODEL or MODEL,METHOD: a model as above; METHOD is intersection, text or auto (default)",
         "foredraft.drafters.vocabulary:VocabularyDrafter",
+    ),
+    DrafterEntry(
+        "early-exit",
+        "the target's own first layers write ahead, without a second model or cache",
+        "a target of the built-in decoder's families",
+        "E or auto: the number of layers; auto (default) measures some",
+        "foredraft.drafters.early_exit:EarlyExitDrafter",
     ),
 )
 

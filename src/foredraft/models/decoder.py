@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -107,6 +108,20 @@ class Decoder:
         ]
         logits = torch.split(self.logits(_select(x, rows)), [len(part) for part in rows])
         return ForwardOutput(list(logits), list(torch.split(torch.stack(tapped, 1), sizes)) if taps else [])
+
+    def first_layers(self, count: int, rounded: bool = False) -> Decoder:
+        """A drafter made of the first ``count`` layers and the LM head, without a weight or a slot of its own.
+
+        It reads and writes the keys and values of those layers in this model's own slots. Whoever runs it takes its
+        rows back (``cache.rollback``) before this model runs again: the other layers know nothing of them.
+
+        Args:
+            count: Layers, at least 1.
+            rounded: Round the inputs of quantised products as far as the kernels can, where there are any.
+        """
+        early = copy.copy(self)
+        early.shape, early.layers = self.shape.truncated(count), self.layers[:count]
+        return early
 
     def full(self, tokens: Tensor, taps: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Whole sequences without a cache; differentiable, for training.

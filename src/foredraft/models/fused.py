@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class FusedDecoder(Decoder):
         super().__init__(shape, empty, decoder.layers, decoder.final_norm, head, decoder.cache, decoder.max_context)
         layers = [_layer(layer, shape, i) for i, layer in enumerate(decoder.layers)]
         cache_dtype = decoder.dtype
-        self._table = table
+        self._table, self._pass_head = table, head
         self._pass = DecoderPass(_shape(shape), layers, decoder.final_norm.weight, table, head, cache_dtype)
         self._angles: list[tuple[Tensor, Tensor]] = []
 
@@ -68,7 +69,7 @@ class FusedDecoder(Decoder):
             torch.tensor(places),
             self._tables(max(places)),
             [
-                PassSegment(size, start, cache.rows(segment.slot), segment.parents)
+                PassSegment(size, start, cache.rows(segment.slot)[: len(self.layers)], segment.parents)
                 for segment, size, start in zip(segments, sizes, starts, strict=True)
             ],
             torch.tensor(wanted, dtype=torch.int64),
@@ -77,6 +78,14 @@ class FusedDecoder(Decoder):
         for segment, step in zip(segments, steps, strict=True):
             cache.set_pending(segment.slot, step)
         return ForwardOutput(list(torch.split(logits, rows)), list(torch.split(tapped, sizes)) if taps else [])
+
+    def first_layers(self, count: int, rounded: bool = False) -> FusedDecoder:
+        early = cast("FusedDecoder", super().first_layers(count))
+        layers = [_rounded(layer) if rounded else layer for layer in self._pass.layers[:count]]
+        head = PackedLinear(self._pass_head.matrices, self._pass_head.bias, "int8") if rounded else self._pass_head
+        norm, dtype = self.final_norm.weight, self._pass.cache_dtype
+        early._pass = DecoderPass(self._pass.shape, layers, norm, self._table, head, dtype)
+        return early
 
     def _tables(self, longest: int) -> list[tuple[Tensor, Tensor]]:
         if not self._angles or self._angles[0][0].shape[0] <= longest:
@@ -89,6 +98,21 @@ def _angles(rope: Rope, rows: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines ``[rows, head_dim/2]`` float32."""
     angles = torch.arange(rows, dtype=torch.float32)[:, None] * torch.tensor(rope.inverse_frequencies)
     return angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
+
+
+def _rounded(layer: PassLayer) -> PassLayer:
+    """The same weights in memory, multiplied with rounded inputs."""
+
+    def rounded(part: PackedLinear) -> PackedLinear:
+        return PackedLinear(part.matrices, part.bias, "int8")
+
+    return replace(
+        layer,
+        qkv=rounded(layer.qkv),
+        out=rounded(layer.out),
+        gate_up=rounded(layer.gate_up),
+        down=rounded(layer.down),
+    )
 
 
 def _shape(shape: DecoderShape) -> PassShape:
