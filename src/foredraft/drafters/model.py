@@ -54,6 +54,7 @@ class Writing:
     feed: list[int]
     tokens: list[int]
     rows: list[Tensor]
+    sure: float = 1.0  # the model's probability of all that it has written
 
 
 class ModelDrafter(Drafter):
@@ -62,13 +63,22 @@ class ModelDrafter(Drafter):
     Args:
         model: Any model behind the :class:`~foredraft.models.base.Target` contract, with the target's vocabulary.
         tokenizer: Its tokenizer, compared with the target's when an engine takes the drafter.
+        doubt: Ends a draft once the model gives its tokens together less than probability ``1 - doubt`` (as in
+            SpecDec++, Huang 2024, arXiv 2405.19715), where tokens may be dropped freely: requests that are greedy or
+            coupled. None always drafts what was asked for.
+
+    Raises:
+        ConfigError: ``doubt`` is not between 0 and 1.
     """
 
     name = "model"
 
-    def __init__(self, model: Target, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, model: Target, tokenizer: Tokenizer | None = None, doubt: float | None = None) -> None:
+        if doubt is not None and not 0 < doubt < 1:
+            raise ConfigError(f"doubt must be between 0 and 1 (got {doubt})", field="drafter model")
         self.model = model
         self.tokenizer = tokenizer
+        self.doubt = doubt
         self._width = model.vocab_size  # of the target's logits, once attached
         self._states: dict[str, State] = {}
         self._pool = PrefixPool(model.cache, keep=0)
@@ -81,6 +91,7 @@ class ModelDrafter(Drafter):
             raise ConfigError(
                 "names no model", field="drafter model", remedy="write model:NAME, folder, file or hub id"
             )
+        argument, doubt = _doubt(argument)
         name, _, layers = argument.rpartition("@")
         if not name or not layers.isdecimal():
             name, layers = argument, ""
@@ -92,7 +103,7 @@ class ModelDrafter(Drafter):
             layers=int(layers) if layers else None,
             only_drafts=True,
         )
-        return cls(loaded.target, loaded.tokenizer)
+        return cls(loaded.target, loaded.tokenizer, doubt)
 
     def attach(self, context: DrafterContext) -> None:
         if self.tokenizer is not None and context.tokenizer is not None:
@@ -163,6 +174,10 @@ class ModelDrafter(Drafter):
         job.feed = [token]
         if q is not None:
             job.rows.append(q)
+        elif self.doubt is not None:  # a sampled draft must not end by what it holds: see engine/controller.py
+            job.sure *= float(torch.exp(logits[token].float() - logits.float().logsumexp(-1)))
+            if 1 - job.sure > self.doubt:
+                job.k = len(job.tokens)
 
     def _begin(self, request: DraftRequest, k: int) -> Writing | None:
         """Prepares to draft: what the cache has not read yet is fed first. None where the context is full."""
@@ -222,3 +237,18 @@ class ModelDrafter(Drafter):
     def _finish(self, job: Writing) -> Draft:
         """What was written, in the target's ids."""
         return Draft(tuple(job.tokens), torch.stack(job.rows) if job.rows else None)
+
+
+def _doubt(argument: str) -> tuple[str, float | None]:
+    """Splits ``NAME,doubt=H``."""
+    name, found, text = argument.rpartition(",doubt=")
+    if not found:
+        return argument, None
+    try:
+        return name, float(text)
+    except ValueError:
+        raise ConfigError(
+            f"doubt must be between 0 and 1 (got {text!r})",
+            field="drafter model",
+            remedy="for example model:NAME,doubt=0.6",
+        ) from None

@@ -75,7 +75,7 @@ BUILT_IN = (
         "model",
         "a smaller model with the target's vocabulary writes ahead",
         "a model with the same tokenizer",
-        "MODEL or MODEL@E: name, folder, .gguf file or hub id; E keeps its first E layers only; then ,doubt=H: see docs",
+        "MODEL or MODEL@E: name, folder, .gguf file or hub id; E keeps its first E layers; ,doubt=H ends drafts early",
         "foredraft.drafters.model:ModelDrafter",
     ),
     DrafterEntry(
