@@ -1,0 +1,99 @@
+"""How well the embedded EAGLE-3 head drafts, beside lookup: acceptance by position, tokens a pass, speed.
+
+Prompts of every category of ``foredraft bench``, none of which the head was trained on; chains of 1, 3 and 5 tokens,
+greedy and at temperature 1 (block verification). The methods take turns prompt by prompt, so that a disturbance meets
+all of them alike. Results go to ``results/eagle.json``, a part a category and temperature; finished parts stay.
+
+    python benchmarks/eagle.py [--prompts 4] [--tokens 128] [--head FOLDER] [--activations float32] [--fresh]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from itertools import pairwise
+from typing import Any
+
+from record import Record
+
+from foredraft import Engine, SamplingParams
+from foredraft.bench.workloads import Prompt, categories, of_category
+from foredraft.config import SpeculationConfig
+from foredraft.engine.stats import SpecStats
+from foredraft.models.loading import load_model
+
+METHODS = {
+    "plain": (None, 0),
+    "lookup k=5": ("lookup", 5),
+    "eagle3 k=1": ("eagle3", 1),
+    "eagle3 k=3": ("eagle3", 3),
+    "eagle3 k=5": ("eagle3", 5),
+    "eagle3 k=auto": ("eagle3", "auto"),
+}
+
+
+def measure(engines: dict[str, Engine], prompts: list[Prompt], temperature: float, tokens: int) -> dict[str, Any]:
+    """One category at one temperature: figures a method."""
+    stats = {name: SpecStats() for name in METHODS}
+    seconds, written = dict.fromkeys(METHODS, 0.0), dict.fromkeys(METHODS, 0)
+    differ = 0
+    for number, prompt in enumerate(prompts):
+        texts = []
+        for name, (_, k) in METHODS.items():
+            engine = engines[name]
+            assert engine.tokenizer is not None
+            ids = engine.tokenizer.chat(prompt.messages)
+            params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=number)
+            speculation = SpeculationConfig(k=k, verify="block")  # type: ignore[arg-type]
+            started = time.perf_counter()
+            result = engine.generate([ids], params, speculation=speculation)[0]
+            seconds[name] += time.perf_counter() - started - result.timings.prefill_s
+            written[name] += len(result.token_ids)
+            stats[name].merge(result.stats)
+            texts.append(result.token_ids)
+        differ += temperature == 0 and any(text != texts[0] for text in texts)
+    rows = {}
+    for name in METHODS:
+        own = stats[name]
+        reached = [own.num_spec_steps, *own.accepted_per_position()]
+        rows[name] = {
+            "tokens_per_pass": own.tokens_per_step,
+            "mean_acceptance_length": own.mean_acceptance_length,
+            "alpha_by_position": [b / a for a, b in pairwise(reached) if a],
+            "tokens_per_second": written[name] / seconds[name],
+            "speedup": written[name] / seconds[name] * seconds["plain"] / written["plain"],
+        }
+    return {"prompts": len(prompts), "greedy_texts_that_differ": differ, "methods": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=4, help="a category")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--head", default="", help="folder of another head")
+    parser.add_argument("--activations", default="float32")
+    parser.add_argument("--name", default="eagle")
+    parser.add_argument("--fresh", action="store_true")
+    options = parser.parse_args()
+    loaded = load_model("smollm2-135m", activations=options.activations)
+    record = Record(options.name, options.fresh)
+    record.data["settings"] = vars(options)
+    spec = f"eagle3:{options.head}" if options.head else "eagle3"
+    made = {
+        drafter: Engine(loaded, spec if drafter == "eagle3" else drafter, prefix_reuse=False)
+        for drafter in {drafter for drafter, _ in METHODS.values()}
+    }
+    engines = {name: made[drafter] for name, (drafter, _) in METHODS.items()}
+    for temperature in (0.0, 1.0):
+        for category in categories():
+            part = f"{category}, T={temperature:g}"
+            if record.has(part):
+                continue
+            found = measure(engines, of_category(category)[: options.prompts], temperature, options.tokens)
+            record.put(part, found)
+            best = found["methods"]
+            print(part, {n: (round(r["tokens_per_pass"] or 1, 2), round(r["speedup"], 2)) for n, r in best.items()})
+
+
+if __name__ == "__main__":
+    main()
