@@ -51,6 +51,11 @@ class LimitOptions(Schema):
     """Tokens that may wait for a reader too slow for its stream; then the request is cancelled."""
     stall_timeout: Positive = 60.0
     """Seconds in which a reader must take something of what waits for it."""
+    stream_smoothing: Annotated[int, Field(ge=0, le=256)] = 0
+    """Tokens of every chunk of a stream, so that chunk sizes do not show acceptance; 0 sends what each step wrote."""
+    stream_padding: Annotated[int, Field(ge=0, le=65536)] = 0
+    """Fill events of streams to multiples of this many bytes, so that they do not show lengths of words; 0 fills
+    nothing."""
     request_max_k: Annotated[int, Field(ge=0, le=128)] = 16
     """Most drafted tokens a step that a request may ask for."""
     control_tokens: Literal["refuse", "allow"] = "refuse"

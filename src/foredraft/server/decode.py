@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from foredraft.engine.request import Request
 from foredraft.errors import ForedraftError
-from foredraft.server import sse
+from foredraft.server import smoothing, sse
 from foredraft.server.bodies import DecodeBody
 from foredraft.server.convert import Plan, rename_for
 from foredraft.server.errors import ApiError, api_error, invalid
@@ -62,7 +62,9 @@ async def answer(
     stack = contextlib.AsyncExitStack()
     job = await stack.enter_async_context(service.job(visit.client, answers, make, streamed=bool(body.stream)))
     if body.stream:
-        events = _events(job, reply, visit, body)
+        events = smoothing.padded(
+            _events(job, reply, visit, body, service.config.stream_smoothing), service.config.stream_padding
+        )
         return sse.EventStream(events, stack.aclose, service.config.stall_timeout)
     async with stack:
         return await _whole(http, job, reply, visit, body)
@@ -96,15 +98,15 @@ async def _gather(job: Job) -> list[Piece]:
     return pieces
 
 
-async def _events(job: Job, reply: Reply, visit: Visit, body: DecodeBody) -> AsyncGenerator[bytes, None]:
-    """The events of a stream, the last of them ``[DONE]``."""
+async def _events(job: Job, reply: Reply, visit: Visit, body: DecodeBody, tokens: int) -> AsyncGenerator[bytes, None]:
+    """The events of a stream, the last of them ``[DONE]``; each holds ``tokens`` tokens, or with 0 what there is."""
     whole = [Piece() for _ in job.requests]
     visit.outcome = "disconnected"  # unless the end is reached
     try:
         for choice in range(len(whole)):
             if (opening := reply.opening(choice)) is not None:
                 yield sse.event(opening)
-        async with contextlib.aclosing(_flow(job)) as pieces:
+        async with contextlib.aclosing(smoothing.smooth(job.pieces(), tokens)) as pieces:
             async for choice, piece in pieces:
                 visit.first_piece()
                 whole[choice].extend(piece)
@@ -119,13 +121,6 @@ async def _events(job: Job, reply: Reply, visit: Visit, body: DecodeBody) -> Asy
     finally:
         visit.finished(whole)
     yield sse.DONE
-
-
-async def _flow(job: Job) -> AsyncGenerator[tuple[int, Piece], None]:
-    """The pieces as they go to the reader."""
-    pieces: AsyncIterator[tuple[int, Piece]] = job.pieces()
-    async for choice, piece in pieces:
-        yield choice, piece
 
 
 def _raise_failure(piece: Piece, body: DecodeBody) -> None:

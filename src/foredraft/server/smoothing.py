@@ -1,0 +1,70 @@
+"""Pieces of a constant number of tokens, and events of a constant length, for ``--stream-smoothing``.
+
+See :mod:`foredraft.engine.smoothing` for what this is good for and what it leaves visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from foredraft.engine.result import StreamToken, TokenLogprob
+from foredraft.engine.smoothing import Chunks
+from foredraft.server.pieces import Piece
+
+
+class Smoother:
+    """Smooths the pieces of one answer; pieces must come in order.
+
+    Args:
+        tokens: Tokens of every piece but the last, at least 1.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens: Chunks[StreamToken] = Chunks(tokens)
+        self._logprobs: Chunks[TokenLogprob] = Chunks(tokens)
+
+    def push(self, piece: Piece) -> list[Piece]:
+        """Pieces that are full; after one with a result, all the rest."""
+        last = piece.result is not None
+        tail = piece.text[sum(len(token.text) for token in piece.tokens) :]
+        tokens, logprobs = self._tokens.push(piece.tokens, last), self._logprobs.push(piece.logprobs, last)
+        pieces = [
+            Piece("".join(token.text for token in chunk), chunk, logprobs[i] if i < len(logprobs) else [])
+            for i, chunk in enumerate(tokens)
+        ]
+        if last:
+            pieces[-1].text += tail
+            pieces[-1].result = piece.result
+        return pieces
+
+
+async def smooth(pieces: AsyncIterator[tuple[int, Piece]], tokens: int) -> AsyncGenerator[tuple[int, Piece], None]:
+    """Smooths the pieces of several answers, each for itself; ``tokens = 0`` changes nothing."""
+    smoothers: dict[int, Smoother] = {}
+    async for choice, piece in pieces:
+        if not tokens:
+            yield choice, piece
+            continue
+        for smoothed in smoothers.setdefault(choice, Smoother(tokens)).push(piece):
+            yield choice, smoothed
+
+
+async def padded(events: AsyncGenerator[bytes, None], multiple: int) -> AsyncGenerator[bytes, None]:
+    """:func:`pad` for every event of a stream."""
+    async with contextlib.aclosing(events):
+        async for event in events:
+            yield pad(event, multiple)
+
+
+def pad(event: bytes, multiple: int) -> bytes:
+    """Fills a server-sent event with a comment, which every client skips, to a multiple of ``multiple`` bytes.
+
+    Texts of different lengths then look alike. ``multiple = 0`` changes nothing.
+    """
+    missing = -len(event) % multiple if multiple else 0
+    if not missing:
+        return event
+    if missing < 2:  # a comment takes at least a colon and a line's end
+        missing += multiple
+    return event[:-1] + b":" + b"-" * (missing - 2) + b"\n" + event[-1:]
