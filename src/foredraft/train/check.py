@@ -31,8 +31,8 @@ PROMPTS = (
     "Write a short letter that thanks a teacher.",
 )
 CHAIN, TOKENS = 3, 48
-CLEARLY = 1.3
-"""A variant must accept this many times as often before it is called the right one."""
+CLEARLY, USEFUL = 1.3, 1.15
+"""A variant must accept this many times as often, and give as many tokens a pass, before it is called the right one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def check_head(path: Path, loaded: LoadedModel) -> Report:
     findings += _variants(shape, checkpoint.tensors, ids, loaded, texts, tau)
     if tau < 1.1:
         problem = f"only {tau:.2f} tokens a target pass: the head foresees next to nothing of what this target writes"
-        findings.append(Finding("error", problem, "check that it was trained for this target"))
+        findings.append(Finding("warning", problem, "check that it was trained for this target, and long enough"))
     return Report(findings, alpha, tau)
 
 
@@ -247,7 +247,7 @@ def _variants(
     found = []
     for problem, remedy, changed, weights in tried:
         better = acceptance(changed, weights, ids, loaded, texts)[1]
-        if better - 1 > CLEARLY * (tau - 1) and better > 1.05:
+        if better > USEFUL and better - 1 > CLEARLY * (tau - 1):
             found.append(Finding("error", f"{problem} ({better:.2f} against {tau:.2f} tokens a pass)", remedy))
     return found
 

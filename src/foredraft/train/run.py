@@ -35,7 +35,8 @@ FOLLOW_UP = 1_000_000
 
 def taps_of(layers: int) -> tuple[int, ...]:
     """A low, a middle and a high layer, as the EAGLE-3 paper taps them: 2, half of the layers, all but 3."""
-    return (min(2, layers - 1), layers // 2, max(layers - 3, 1))
+    middle = layers // 2
+    return (min(2, layers // 3), middle, max(layers - 3, middle))
 
 
 def record_data(

@@ -1,0 +1,101 @@
+"""docs/training.md, followed literally with a tiny model; only the number of steps is smaller."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from cli_support import byte_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from foredraft.cli.main import run
+from foredraft.cli.train import read_conversations
+from foredraft.errors import ConfigError
+
+PAGE = Path(__file__).parent.parent / "docs" / "training.md"
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"
+
+
+def commands() -> list[str]:
+    found = re.findall(r"^\$ (foredraft .+)$", PAGE.read_text("utf-8"), re.M)
+    assert len(found) == 5
+    return [command.replace("--steps 2000", "--steps 12") for command in found]
+
+
+def make_model(folder: Path) -> None:
+    tokenizer = byte_tokenizer(TEMPLATE)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend, eos_token="<|im_end|>", chat_template=TEMPLATE
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=tokenizer.vocab_size - 1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "my-model")
+    lines = [f"How do I boil {n} eggs?" for n in range(9)] + ['[{"role": "user", "content": "Hello"}]']
+    Path("prompts.jsonl").write_text("\n".join(lines))
+    said = []
+    for command in commands():
+        with pytest.raises(SystemExit) as end:
+            run(shlex.split(command)[1:])
+        out, err = capsys.readouterr()
+        assert end.value.code == 0, (command, out, err)
+        said.append(out + err)
+    recorded, trained, checked, generated, exported = said
+    assert "answer tokens written to data" in recorded
+    assert "head written to run/head" in trained
+    assert "acceptance by position" in checked
+    assert generated.strip()
+    assert "my-model-eagle3: EAGLE-3, 257 of 257 tokens, taps 1, 2, 2" in exported
+    config = json.loads(Path("my-model-eagle3/config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == "my-org/my-model"
+    assert Path("run/history.png").stat().st_size > 1000
+    history = json.loads(Path("run/history.json").read_text())
+    assert history[-1]["step"] == 12
+    with pytest.raises(SystemExit):  # the run is complete: it ends at once, with the same head
+        run(shlex.split(commands()[1])[1:])
+    assert json.loads(Path("run/history.json").read_text()) == history
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ('{"messages": []}', "line 1 holds no messages"),
+        ('hello\n[{"content": 1}]', "line 2 holds no messages"),
+        ("[1, 2", "line 1 holds no messages"),
+    ],
+)
+def test_bad_prompts_are_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_conversations(path)
+
+
+def test_answers_in_the_file_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    path.write_text(json.dumps({"messages": talk}) + "\n" + json.dumps(talk * 2) + "\nplain text\n")
+    found = read_conversations(path)
+    assert [[m["role"] for m in conversation] for conversation in found] == [
+        ["user"],
+        ["user", "assistant", "user"],
+        ["user"],
+    ]
