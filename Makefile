@@ -4,8 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
+EXAMPLES ?= 1500
+MINUTES ?= 30
+HEAD ?= build/embedded-head
 
-.PHONY: help install fetch demo serve article test lint bench-identity bench-law bench-overhead bench-kernels bench-perplexity figures clean
+.PHONY: help install fetch demo serve fuzz soak bench-serving article test lint bench-identity bench-law bench-overhead bench-kernels bench-perplexity bench-eagle embedded-head figures clean
 
 help:
 	@echo "make demo     decode a few real prompts, plain and speculative, side by side"
@@ -15,6 +18,7 @@ help:
 	@echo "make install  only make the virtual environment ($(VENV))"
 	@echo "make bench-identity, bench-law, bench-overhead, bench-kernels, bench-perplexity"
 	@echo "              the measurements kept under benchmarks/results"
+	@echo "make embedded-head  train the EAGLE-3 head that comes with the package again"
 	@echo "make figures  write the README's figures from them"
 
 install: $(READY)
@@ -33,6 +37,15 @@ demo: fetch
 
 serve: fetch
 	$(BIN)/foredraft serve --target smollm2-135m
+
+fuzz: $(READY)
+	FOREDRAFT_FUZZ=$(EXAMPLES) $(BIN)/python -m pytest -q tests/test_server_fuzz.py
+
+soak: fetch
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
+
+bench-serving: fetch
+	$(BIN)/python benchmarks/serving.py
 
 article: $(READY)
 	$(BIN)/foredraft lab article
@@ -60,6 +73,16 @@ bench-kernels: $(READY)
 
 bench-perplexity: fetch
 	$(BIN)/python benchmarks/perplexity.py
+
+bench-eagle: fetch
+	$(BIN)/python benchmarks/eagle.py
+
+# The recipe of the head that comes with the package: about two hours on two cores. It goes on where it was stopped.
+embedded-head: fetch
+	$(BIN)/foredraft train data --out $(HEAD)/data --prompts 1500 --batch 24 --activations int8
+	$(BIN)/foredraft train eagle3 --data $(HEAD)/data --out $(HEAD)/run --steps 1450 --lr 8e-4
+	$(BIN)/foredraft export $(HEAD)/run/head --out src/foredraft/assets/smollm2-135m-eagle3 \
+		--verifier HuggingFaceTB/SmolLM2-135M-Instruct
 
 figures: $(READY)
 	$(BIN)/python benchmarks/figures.py
