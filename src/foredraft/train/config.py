@@ -30,6 +30,8 @@ class EagleTraining(Schema):
     """Weight of each drafted token's loss relative to the one before it."""
     draft_vocab: Annotated[int, Field(ge=2)] = 8192
     """Tokens that the head can propose: the most frequent ones of the data."""
+    candidates: Annotated[int, Field(ge=2)] = 2048
+    """Tokens of the draft vocabulary that the loss of a text is computed over."""
     heads: Annotated[int, Field(ge=1)] | None = None
     """Attention heads, also for keys and values; without it as many as the target has."""
     intermediate: Annotated[int, Field(ge=1)] | None = None

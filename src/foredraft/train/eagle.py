@@ -54,6 +54,30 @@ class Measure:
     overlap: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One text as the net reads it; the ``m`` tokens to foresee begin with the second of the answer.
+
+    Attributes:
+        taps: ``[T, len(taps), target_hidden]``.
+        embeddings: ``[T, d]``, of the token after each position.
+        first: First row that foresees something.
+        law: ``[m, D]`` the target's law of each token.
+        wanted: ``[m]`` draft id of the token that was written, -1 if it has none.
+    """
+
+    taps: Tensor
+    embeddings: Tensor
+    first: int
+    law: Tensor
+    wanted: Tensor
+
+    @property
+    def known(self) -> Tensor:
+        """``[m]``: 1 where the token that was written can be proposed, else 0."""
+        return (self.wanted >= 0).float()
+
+
 @dataclass(slots=True)
 class Progress:
     """State of a run that changes from step to step."""
@@ -172,30 +196,48 @@ class EagleTrainer:
         return total
 
     def _loss(self, sample: Sample, rollout: int) -> Tensor:
-        """Cross-entropy to the target's own law, summed over positions, averaged over the drafted tokens."""
-        logits, law, known, _ = self._draft(sample, rollout)
+        """Cross-entropy to the target's own law, summed over positions, averaged over the drafted tokens.
+
+        The softmax runs over a part of the draft vocabulary: the tokens that are likely anywhere in the text, and as
+        many others drawn at random, which stand for all the rest (sampled softmax, Jean 2015, arXiv 1412.2007).
+        """
+        text = self._text(sample)
+        tokens, correction = self._candidates(text.law, sample.number)
+        law = text.law[:, tokens]
         loss, weights = torch.zeros(()), 0.0
-        for j, row in enumerate(logits):
-            each = -(law[j:] * functional.log_softmax(row, -1)).sum(-1)
-            loss = loss + self.config.decay**j * (each * known[j:]).sum()
+        for j, row in enumerate(self._draft(text, rollout, tokens)):
+            each = -(law[j:] * functional.log_softmax(row + correction, -1)).sum(-1)
+            loss = loss + self.config.decay**j * (each * text.known[j:]).sum()
             weights += self.config.decay**j
         return loss / weights
 
-    def _draft(self, sample: Sample, rollout: int) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-        """Logits a step; the target's law ``[m, D]``, whether the true token is in the draft vocabulary, and its
-        draft id (-1 if not), ``[m]`` each, for the ``m`` tokens from the second of the answer on.
-        """
+    def _candidates(self, law: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Draft tokens of a softmax ``[C]``, and what is added to their logits so that the sum is right on average."""
+        half, size = self.config.candidates // 2, law.shape[1]
+        if 2 * half >= size:
+            return torch.arange(size), torch.zeros(size)
+        generator = torch.Generator().manual_seed(hash((self.config.seed, self.progress.step, number)) % 2**62)
+        rest = torch.ones(size)
+        likely = law.amax(0).topk(half).indices
+        rest[likely] = 0
+        drawn = rest.multinomial(half, generator=generator)
+        return torch.cat([likely, drawn]), torch.cat(
+            [torch.zeros(half), torch.full((half,), math.log(size / half - 1))]
+        )
+
+    def _text(self, sample: Sample) -> _Text:
         ids = torch.tensor(sample.ids)
         length = len(ids) - 2  # row t joins position t with token t+1 and foresees token t+2
         first = max(sample.prompt_length - 1, 0)
-        rollout = min(rollout, length - first)
-        taps = sample.taps.float()
+        taps = sample.taps[: length + 1].float()
         with torch.no_grad():
-            law = self.parts.law(taps[first + 1 : length + 1, -1])
+            law = self.parts.law(taps[first + 1 :, -1])
             embeddings = self.parts.embed(ids[1 : length + 1])
-        logits = self.net(taps[:length, :-1], embeddings, first, rollout)
         wanted = self.index[ids[first + 2 :]]
-        return logits, law, (wanted >= 0).float(), wanted
+        return _Text(taps[:length, :-1], embeddings, first, law, wanted)
+
+    def _draft(self, text: _Text, rollout: int, tokens: Tensor | None = None) -> list[Tensor]:
+        return self.net(text.taps, text.embeddings, text.first, min(rollout, len(text.wanted)), tokens)  # type: ignore[no-any-return]
 
     # --- measuring
 
@@ -208,8 +250,9 @@ class EagleTrainer:
         tried, accepted = torch.zeros(CHAIN), torch.zeros(CHAIN)
         starts, overlap, rows = 0, 0.0, 0
         for sample in self.held_out:
-            logits, law, _, wanted = self._draft(sample, CHAIN)
-            overlap += float(torch.minimum(law, logits[0].softmax(-1)).sum())
+            text = self._text(sample)
+            logits, wanted = self._draft(text, CHAIN), text.wanted
+            overlap += float(torch.minimum(text.law, logits[0].softmax(-1)).sum())
             rows += len(wanted)
             starts += max(len(wanted) - CHAIN + 1, 0)
             alive = torch.ones(max(len(wanted) - CHAIN + 1, 0), dtype=torch.bool)

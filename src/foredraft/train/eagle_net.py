@@ -58,22 +58,26 @@ class EagleNet(nn.Module):
         with torch.no_grad():
             parameter.copy_(value * self.tap_scale if name == "fc.weight" else value)
 
-    def forward(self, taps: Tensor, embeddings: Tensor, first: int, steps: int) -> list[Tensor]:
+    def forward(
+        self, taps: Tensor, embeddings: Tensor, first: int, steps: int, wanted: Tensor | None = None
+    ) -> list[Tensor]:
         """Drafts ``steps`` tokens from every position of one text, with the true tokens as its own.
 
         Args:
             taps: ``[T, len(taps), target_hidden]`` float32; row t belongs to position t.
             embeddings: ``[T, d]``; row t is the embedding of token t+1.
             first: First row whose output is wanted; rows before it are context only.
+            wanted: ``[C]`` draft tokens whose logits are wanted; None is all ``D``.
 
         Returns:
-            For step j = 0, 1, … logits ``[T - first - j, D]``; row i foresees token ``first + j + i + 2`` from the
+            For step j = 0, 1, … logits ``[T - first - j, C]``; row i foresees token ``first + j + i + 2`` from the
             target's states up to position ``first + i``.
         """
         shape, w = self.shape, self.weights
         length = taps.shape[0]
         cos, sin = self._rope(torch.arange(length, device=taps.device), length)
         embedded = self._norm(embeddings, "layers.0.input_layernorm")
+        lm_head = w["lm_head"] if wanted is None else w["lm_head"][wanted]
         known: list[tuple[Tensor, Tensor]] = []
         logits: list[Tensor] = []
         hidden = feature = functional.linear(taps.flatten(1) / self.tap_scale, w["fc"])
@@ -93,7 +97,7 @@ class EagleNet(nn.Module):
                 start = self._norm(feature, "layers.0.hidden_norm")
             hidden = start + mixed
             hidden = hidden + self._mlp(self._norm(hidden, "layers.0.post_attention_layernorm"))
-            logits.append(functional.linear(self._norm(hidden, "norm"), w["lm_head"]))
+            logits.append(functional.linear(self._norm(hidden, "norm"), lm_head))
         return logits
 
     def _attend(self, q: Tensor, known: list[tuple[Tensor, Tensor]], first: int) -> Tensor:
