@@ -209,6 +209,11 @@ def test_every_command_and_option_is_described() -> None:
     assert sorted(name for name in options if not re.search(rf"{name}(?![\w-])", text)) == []
 
 
+def test_every_drafter_is_described() -> None:
+    text = (ROOT / "docs" / "drafters.md").read_text("utf-8")
+    assert [entry.name for entry in registry.BUILT_IN if not re.search(rf"^\| `{entry.name}[`:]", text, re.M)] == []
+
+
 def test_every_dependency_has_a_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     text = (ROOT / "docs" / "design.md").read_text("utf-8")

@@ -209,6 +209,9 @@ class ModelDrafter(Drafter):
             self._drop_rejected(state)
             self._pool.give(state.slot, ids, request.tenant)
 
+    def reset(self) -> None:
+        self._pool.clear()
+
     def _drop_rejected(self, state: State) -> None:
         if self.model.cache.length(state.slot) > state.valid:
             self.model.cache.rollback(state.slot, state.valid)
