@@ -131,6 +131,8 @@ def _errors(api: FastAPI) -> None:
     @api.exception_handler(HTTPException)
     async def other(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == 400:
+            return answer(http, ApiError(400, "the body is not valid JSON", code="invalid_json"))
         missing = f"{http.method} {http.url.path:.120} is not here; see /openapi.json"
         message = missing if error.status_code in (404, 405) else str(error.detail)
         return answer(http, ApiError(error.status_code, message, code="not_found" if "not here" in message else None))
