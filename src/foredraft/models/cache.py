@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foredraft.errors import CacheFullError, ConfigError
+from foredraft.models.cache_checks import check_cut, kept_rows
 
 _SMALLEST = 64
 """Tokens in the first buffer of a slot."""
@@ -86,11 +87,7 @@ class KVCache:
             ValueError: More rows than are pending, or rows that are no path: the i-th must have depth i.
         """
         entry = self._get(slot)
-        rows = range(keep) if isinstance(keep, int) else keep
-        if len(rows) > len(entry.depths) or (isinstance(keep, int) and keep < 0):
-            raise ValueError(f"keep: {keep} asks for more rows than the {len(entry.depths)} pending ones")
-        if any(not 0 <= row < len(entry.depths) or entry.depths[row] != i for i, row in enumerate(rows)):
-            raise ValueError(f"keep: rows {list(rows)} are not a path from the last committed token")
+        rows = kept_rows(keep, entry.depths)
         if any(row != i for i, row in enumerate(rows)):
             index = torch.tensor(rows, device=self._device) + entry.length
             entry.data[:, :, :, entry.length : entry.length + len(rows)] = entry.data[:, :, :, index]
@@ -100,8 +97,7 @@ class KVCache:
     def rollback(self, slot: int, length: int) -> None:
         """Cuts the slot back to ``length`` committed tokens and drops pending rows."""
         entry = self._get(slot)
-        if not 0 <= length <= entry.length:
-            raise ValueError(f"length: must be between 0 and the {entry.length} committed tokens (got {length})")
+        check_cut(length, entry.length)
         entry.length = length
         entry.depths = ()
 

@@ -42,14 +42,12 @@ class HfTarget:
     """
 
     def __init__(self, model: Any, max_context: int | None = None, cache_bytes: int = CACHE_BYTES) -> None:
-        from foredraft.models import hf_probe  # it runs an HfTarget
-
         refuse_encoder_decoder(model)
         self.model = model.eval()
         self.config = text_config(model)
         self._argument = cache_argument(model)
         self._max_context = context_limit(self.config, max_context)
-        self._cache = HfCache(cache_factory(self.config), cache_bytes)
+        self._cache = self._make_cache(cache_bytes)
         self._windows = windows(self.config)
         self._layers = decoder_layers(model, self.config.num_hidden_layers)
         self._slices = takes(model, "logits_to_keep")
@@ -57,7 +55,15 @@ class HfTarget:
         self.device: torch.device = model.device
         self._vocab_size = int(self.config.vocab_size)
         with quiet_transformers():
-            self._vocab_size = hf_probe.check(self)
+            self._vocab_size = self._probe()
+
+    def _make_cache(self, cache_bytes: int) -> HfCache:
+        return HfCache(cache_factory(self.config), cache_bytes)
+
+    def _probe(self) -> int:
+        from foredraft.models import hf_probe  # it runs an HfTarget
+
+        return hf_probe.check(self)
 
     @property
     def vocab_size(self) -> int:
@@ -121,14 +127,16 @@ class HfTarget:
             return self.model(input_ids=ids, return_dict=True, **arguments)
 
     def _run(self, segment: Segment, step: Sequence[int]) -> Tensor:
-        store = self._cache.store(segment.slot)
-        rows = len(step) - segment.logits_from
-        arguments: dict[str, Any] = {self._argument: store, "use_cache": True}
-        if not _is_chain(segment):
-            arguments |= self._tree_arguments(segment, step)
+        extra = {} if _is_chain(segment) else self._tree_arguments(segment, step)
+        return self._read_into(self._cache.store(segment.slot), segment.tokens, segment.logits_from, **extra)
+
+    def _read_into(self, store: Any, tokens: Sequence[int], logits_from: int, **arguments: Any) -> Tensor:
+        """Appends tokens to a transformers cache; logits of the rows from ``logits_from`` on, float32 or better."""
+        rows = len(tokens) - logits_from
+        arguments |= {self._argument: store, "use_cache": True}
         if self._slices:
             arguments["logits_to_keep"] = max(rows, 1)  # 0 would mean all
-        output = self.call(segment.tokens, **arguments)
+        output = self.call(tokens, **arguments)
         if getattr(output, self._argument, None) is not store:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} does not use the cache that it is given",
@@ -204,5 +212,8 @@ def load_hf(
         ModelLoadError: Nothing is there, the hub cannot be reached, or the weights are incomplete.
         UnsupportedModelError: The model cannot be run losslessly; the message says why.
     """
+    from foredraft.models.hf_recurrent import RecurrentTarget, has_running_state
+
     model = load_model(path, dtype, device, trust_remote_code)
-    return HfTarget(model, max_context, cache_bytes)
+    kind = RecurrentTarget if has_running_state(model) else HfTarget
+    return kind(model, max_context, cache_bytes)

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from foredraft.errors import CacheFullError, ConfigError, UnsupportedModelError
+from foredraft.models.cache_checks import check_cut, kept_rows
 
 CacheFactory = Callable[[], Any]
 """Makes an empty transformers cache."""
@@ -28,23 +29,23 @@ def cache_factory(config: Any) -> CacheFactory:
         UnsupportedModelError: A layer keeps such a state.
     """
     for index, layer in enumerate(DynamicCache(config=config).layers):
-        if _kind(layer) is None:
+        if kind(layer) is None:
             raise UnsupportedModelError(
                 f"layer {index} keeps its past in a {type(layer).__name__}, a running state that cannot be cut back "
                 "to an earlier token as a rejected draft requires",
                 field="model",
-                remedy="use a model whose layers all attend to stored keys and values",
+                remedy="run it with RecurrentTarget (foredraft.models.hf_recurrent), which replays running states",
             )
 
     def make() -> Any:
         cache = DynamicCache(config=config)
-        cache.layers = [DynamicLayer() if _kind(layer) == "window" else layer for layer in cache.layers]
+        cache.layers = [DynamicLayer() if kind(layer) == "window" else layer for layer in cache.layers]
         return cache
 
     return make
 
 
-def _kind(layer: Any) -> str | None:
+def kind(layer: Any) -> str | None:
     # Exact types: a subclass adds state of its own that cutting keys and values would leave behind.
     if type(layer) is DynamicLayer or type(layer).__name__ == "DummyLayer":
         return "full"
@@ -61,7 +62,7 @@ def windows(config: Any) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Slot:
+class Slot:
     cache: Any
     length: int = 0
     depths: Sequence[int] = field(default=())
@@ -82,7 +83,7 @@ class HfCache:
         self.budget = budget
         self.bytes_per_token = 0
         """Measured on the first pass: until then nothing is known about the model's heads."""
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Slot] = {}
         self._next = 0
 
     @property
@@ -95,11 +96,18 @@ class HfCache:
 
     def allocate(self) -> int:
         """Takes an empty slot. Raises CacheFullError if the budget has no room for a single token."""
-        if self.bytes_in_use + self.bytes_per_token > self.budget:
+        if self.bytes_in_use + self._bytes_for(1) > self.budget:
             raise self._full(1)
         slot, self._next = self._next, self._next + 1
-        self._slots[slot] = _Slot(self._make())
+        self._slots[slot] = self._new_slot()
         return slot
+
+    def _bytes_for(self, rows: int) -> int:
+        """What a slot takes for so many more rows."""
+        return rows * self.bytes_per_token
+
+    def _new_slot(self) -> Slot:
+        return Slot(self._make())
 
     def free(self, slot: int) -> None:
         self._get(slot)
@@ -115,32 +123,27 @@ class HfCache:
             ValueError: More rows than are pending, or rows that are no path: the i-th must have depth i.
         """
         entry = self._get(slot)
-        rows = range(keep) if isinstance(keep, int) else keep
-        if len(rows) > len(entry.depths) or (isinstance(keep, int) and keep < 0):
-            raise ValueError(f"keep: {keep} asks for more rows than the {len(entry.depths)} pending ones")
-        if any(not 0 <= row < len(entry.depths) or entry.depths[row] != i for i, row in enumerate(rows)):
-            raise ValueError(f"keep: rows {list(rows)} are not a path from the last committed token")
+        rows = kept_rows(keep, entry.depths)
         if any(row != i for i, row in enumerate(rows)):
             _select(entry.cache, [*range(entry.length), *(entry.length + row for row in rows)])
         entry.length += len(rows)
         entry.depths = ()
-        _cut(entry.cache, entry.length)
+        cut(entry.cache, entry.length)
 
     def rollback(self, slot: int, length: int) -> None:
         """Cuts the slot back to ``length`` committed tokens and drops pending rows."""
         entry = self._get(slot)
-        if not 0 <= length <= entry.length:
-            raise ValueError(f"length: must be between 0 and the {entry.length} committed tokens (got {length})")
+        check_cut(length, entry.length)
         entry.length = length
         entry.depths = ()
-        _cut(entry.cache, length)
+        cut(entry.cache, length)
 
     def reserve(self, rows: Mapping[int, int]) -> None:
         """Checks that ``rows[slot]`` more rows fit in every slot. Changes nothing."""
         for slot in rows:
             if self._get(slot).depths:
                 raise ValueError(f"slot {slot} has uncommitted rows; commit or roll back before the next pass")
-        if self.bytes_in_use + sum(rows.values()) * self.bytes_per_token > self.budget:
+        if self.bytes_in_use + sum(map(self._bytes_for, rows.values())) > self.budget:
             raise self._full(sum(rows.values()))
 
     def store(self, slot: int) -> Any:
@@ -152,15 +155,15 @@ class HfCache:
         entry = self._get(slot)
         entry.depths = depths
         if not self.bytes_per_token:
-            self.bytes_per_token = _nbytes(entry.cache) // (entry.length + len(depths))
+            self.bytes_per_token = nbytes(entry.cache) // (entry.length + len(depths))
 
     def undo(self, slot: int) -> None:
         """Drops whatever a pass that failed half-way may have left in some layers."""
         entry = self._get(slot)
         entry.depths = ()
-        _cut(entry.cache, entry.length)
+        cut(entry.cache, entry.length)
 
-    def _get(self, slot: int) -> _Slot:
+    def _get(self, slot: int) -> Slot:
         try:
             return self._slots[slot]
         except KeyError:
@@ -174,22 +177,22 @@ class HfCache:
         )
 
 
-def _stored(cache: Any) -> list[Any]:
+def stored(cache: Any) -> list[Any]:
     """The layers that hold anything."""
     return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None and layer.keys.numel()]
 
 
-def _cut(cache: Any, length: int) -> None:
-    for layer in _stored(cache):
+def cut(cache: Any, length: int) -> None:
+    for layer in stored(cache):
         if layer.keys.shape[-2] > length:
             layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
 
 
 def _select(cache: Any, rows: list[int]) -> None:
-    for layer in _stored(cache):
+    for layer in stored(cache):
         index = torch.tensor(rows, device=layer.keys.device)
         layer.keys, layer.values = layer.keys.index_select(-2, index), layer.values.index_select(-2, index)
 
 
-def _nbytes(cache: Any) -> int:
-    return int(sum(layer.keys.nbytes + layer.values.nbytes for layer in _stored(cache)))
+def nbytes(cache: Any) -> int:
+    return int(sum(layer.keys.nbytes + layer.values.nbytes for layer in stored(cache)))
