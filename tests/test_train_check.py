@@ -106,7 +106,7 @@ def test_taps_that_are_off_by_one_are_named(head: Path, loaded: LoadedModel) -> 
 def test_interleaved_rotary_rows_are_named(head: Path, loaded: LoadedModel) -> None:
     tensors = load_file(head / "model.safetensors")
     turned = {}
-    for part, heads in (("q", 4), ("k", 2)):
+    for part, heads in (("q", 4), ("k", 4)):
         name = f"layers.0.self_attn.{part}_proj.weight"
         rows = 4 * tensors[name]  # sharper attention, so that places matter
         turned[name] = rows.view(heads, 2, -1, rows.shape[1]).transpose(1, 2).reshape(rows.shape)

@@ -69,7 +69,12 @@ def trainer(target: Decoder, data: Path, out: Path, **options: object) -> EagleT
     ids = frequent_tokens(data, 60, [0], target.vocab_size)
     own = target.shape
     shape = support.shape(
-        taps=TAPS, target_hidden=own.hidden_size, hidden=own.hidden_size, vocab=own.vocab_size, draft_vocab=len(ids)
+        taps=TAPS,
+        target_hidden=own.hidden_size,
+        hidden=own.hidden_size,
+        vocab=own.vocab_size,
+        draft_vocab=len(ids),
+        kv_heads=4,
     )
     settings = {"steps": 12, "batch": 3, "rollout": 3, "warmup": 2, "lr": 3e-3, "save_every": 4, "measure_every": 3}
     return EagleTrainer(target, shape, ids, EagleTraining(**(settings | options)), data, out)
@@ -135,6 +140,53 @@ def test_a_head_learns_its_texts_and_the_engine_accepts_what_was_measured(
         tried += result.stats.num_draft_tokens
         accepted += result.stats.num_accepted_draft_tokens
     assert accepted / tried == pytest.approx(alpha[0], abs=0.12)  # decoding drafts only from where a draft ended
+
+
+@torch.no_grad()
+def test_training_starts_from_the_best_linear_head(target: Decoder, data: Path, tmp_path: Path) -> None:
+    run = trainer(target, data, tmp_path)
+    taps = (*TAPS, target.shape.layers)
+    texts = [run._text(sample) for sample in held_out_texts(data, taps, 9)]
+
+    def loss(rollout: int) -> list[float]:
+        rows = [run._draft(text, rollout) for text in texts]
+        return [
+            float(
+                torch.cat(
+                    [-(t.law[j:] * r[j].log_softmax(-1)).sum(-1) for t, r in zip(texts, rows, strict=True)]
+                ).mean()
+            )
+            for j in range(rollout)
+        ]
+
+    start = loss(2)
+    torch.manual_seed(5)
+    run.net = EagleNet(run.shape, run.net.tap_scale)
+    run.net.set("lm_head.weight", run.parts.rows)
+    run.net.set("norm.weight", target.final_norm.weight)
+    blind = loss(2)
+    assert start[0] < blind[0] - 0.2
+    assert start[1] < blind[1] - 0.2
+
+
+def test_the_sampled_softmax_is_right_on_average(target: Decoder, data: Path, tmp_path: Path) -> None:
+    run = trainer(target, data, tmp_path, candidates=20)
+    law = torch.rand(30, 60, generator=torch.Generator().manual_seed(1))
+    logits = torch.randn(60, generator=torch.Generator().manual_seed(2))
+    sums = []
+    for number in range(4000):
+        tokens, correction = run._candidates(law, number)
+        assert len(set(tokens.tolist())) == 20
+        assert set(law.amax(0).topk(10).indices.tolist()) <= set(tokens.tolist())
+        sums.append(float((logits[tokens] + correction).exp().sum()))
+    assert sum(sums) / len(sums) == pytest.approx(float(logits.exp().sum()), rel=0.02)
+
+
+def test_the_lm_head_stays_the_targets_unless_asked(target: Decoder, data: Path, tmp_path: Path) -> None:
+    for wanted in (False, True):
+        run = trainer(target, data, tmp_path / str(wanted), steps=2, train_lm_head=wanted)
+        run.run()
+        assert torch.equal(run.net.state()["lm_head.weight"], run.parts.rows) is not wanted
 
 
 CHILD = """

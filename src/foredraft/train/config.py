@@ -32,6 +32,8 @@ class EagleTraining(Schema):
     """Tokens that the head can propose: the most frequent ones of the data."""
     candidates: Annotated[int, Field(ge=2)] = 2048
     """Tokens of the draft vocabulary that the loss of a text is computed over."""
+    train_lm_head: bool = False
+    """Train the LM head, too, instead of keeping the target's rows; pays with millions of tokens."""
     heads: Annotated[int, Field(ge=1)] | None = None
     """Attention heads, also for keys and values; without it as many as the target has."""
     intermediate: Annotated[int, Field(ge=1)] | None = None

@@ -19,8 +19,9 @@ from foredraft.train.checkpoint import load_checkpoint, optimizer_tensors, resto
 from foredraft.train.config import EagleTraining
 from foredraft.train.eagle_net import EagleNet
 from foredraft.train.shards import Sample
-from foredraft.train.target_parts import TargetParts, initial_weights
-from foredraft.train.texts import Place, batches, first_place, held_out_texts, usual_sizes
+from foredraft.train.start import initial_weights
+from foredraft.train.target_parts import TargetParts
+from foredraft.train.texts import Place, batches, first_place, held_out_texts, start_texts, usual_sizes
 
 CHAIN = 5
 """Length of the drafts that acceptance is measured with."""
@@ -119,10 +120,15 @@ class EagleTrainer:
         self.index[token_ids] = torch.arange(len(token_ids))
         scale = usual_sizes(data, self.taps)[: len(shape.taps) * shape.target_hidden]
         self.net = EagleNet(shape, FC_SLOWER * scale)
-        for name, value in initial_weights(target, shape, token_ids, scale).items():
-            self.net.set(name, value)
+        if not self.checkpoint.exists():
+            for name, value in initial_weights(self.parts, shape, start_texts(data, self.taps), scale).items():
+                self.net.set(name, value)
+        self.net.weights["lm_head"].requires_grad_(config.train_lm_head)
         self.optimizer = torch.optim.AdamW(
-            self.net.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
+            [p for p in self.net.parameters() if p.requires_grad],
+            lr=config.lr,
+            betas=(0.9, 0.95),
+            weight_decay=config.weight_decay,
         )
         self.progress = Progress(first_place(data, config.seed))
         self.held_out = held_out_texts(data, self.taps, config.held_out)
@@ -282,7 +288,7 @@ class EagleTrainer:
             for name, parameter in named.items():
                 parameter.copy_(tensors[f"net.{name}"])
             self.net.tap_scale.copy_(tensors["tap_scale"])
-        restore_optimizer(self.optimizer, named, tensors)
+        restore_optimizer(self.optimizer, {n: p for n, p in named.items() if p.requires_grad}, tensors)
         place: dict[str, Any] = state["place"]
         self.progress = Progress(
             Place(place["epoch"], tuple(place["shards"]), place["done"]),

@@ -88,6 +88,12 @@ def held_out_texts(folder: Path, taps: Sequence[int], n: int) -> list[Sample]:
     return found[:n]
 
 
+def start_texts(folder: Path, taps: Sequence[int], shards: int = 8) -> Iterator[Sample]:
+    """The texts of the first few shards, without the held-out ones."""
+    for path in shard_paths(folder)[:shards]:
+        yield from _usable(path, taps)
+
+
 def usual_sizes(folder: Path, taps: Sequence[int]) -> Tensor:
     """``[len(taps) * d]``: root mean square of each dimension of the states, over the first shard.
 
