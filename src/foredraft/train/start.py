@@ -121,7 +121,8 @@ class _Moments:
         wide = self._factor.shape[0]
         scale = (SELF / (wide * head_dim**0.5)) ** 0.5
         projection = torch.linalg.solve_triangular(self._factor.T, torch.randn(wide, rows) * scale, upper=True)
-        return torch.as_tensor(projection).T
+        rows_of: Tensor = projection.T
+        return rows_of
 
 
 def _ridged(moments: Tensor) -> Tensor:
