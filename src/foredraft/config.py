@@ -183,5 +183,15 @@ class EngineConfig(SpeculationConfig):
     """Requests decoded together; more wait."""
     max_step_tokens: Annotated[int, Field(ge=1)] = 512
     """Most prompt tokens in one pass; longer prompts are read in chunks so that others keep streaming."""
+    guard: bool = False
+    """Watch acceptance by request and by tenant, and stop drafting for those for whom it does not pay."""
+    guard_rate: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] = "auto"
+    """Share of drafted tokens that must be accepted for drafting to pay; ``auto`` computes it from measured costs."""
+    guard_false_alarm: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Most that the probability may be that the guard's test stops a request or tenant for whom drafting pays."""
+    guard_request_waste: Annotated[float, Field(gt=0)] = 64.0
+    """Positions that one request may have verified for nothing before it stops drafting."""
+    guard_tenant_waste: Annotated[float, Field(gt=0)] = 256.0
+    """Positions that all requests of one tenant may have verified for nothing before it stops drafting."""
     prefix_reuse: bool = True
     """Keep the cache of finished requests, while slots are idle, for later prompts of the same tenant."""

@@ -22,7 +22,11 @@ PANELS: dict[str, type[Schema]] = {
 }
 
 
-@schema_options(PANELS)
+DEFAULTS = {"guard": True}
+"""Where a server, which many share, differs from a library."""
+
+
+@schema_options(PANELS, DEFAULTS)
 def serve(
     target: session.TargetOption = session.DEFAULT_TARGET,
     drafter: session.DrafterOption = None,
@@ -31,6 +35,7 @@ def serve(
     given: Given,
 ) -> None:
     """Serve the model over HTTP with OpenAI's API: completions and chats, streamed or whole."""
+    given = {**DEFAULTS, **given}
     config = build(ServerConfig, given)
     build(session.EngineOptions, given)
     chosen = session.chosen_drafter(drafter, plain, given)

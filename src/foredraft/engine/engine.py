@@ -14,6 +14,7 @@ from foredraft.drafters.base import Drafter, DrafterContext
 from foredraft.drafters.registry import create
 from foredraft.engine.admission import Admission
 from foredraft.engine.controller import Controller
+from foredraft.engine.guard import Guard
 from foredraft.engine.loop import Loop, StepTimes
 from foredraft.engine.request import Request
 from foredraft.engine.result import Result, StreamDelta
@@ -102,7 +103,8 @@ class Engine:
         self.clock = clock
         self.controller = Controller()
         self.watch = Watch(self.controller)
-        loop = Loop(self.target, self.drafter, self.controller, self.config.max_step_tokens, clock)
+        self.guard = Guard(self.config, self.controller)
+        loop = Loop(self.target, self.drafter, self.controller, self.config.max_step_tokens, clock, self.guard)
         keep = self.config.max_batch if self.config.prefix_reuse else 0
         self.stats = SpecStats()
         self.scheduler = Scheduler(loop, self.config.max_batch, keep, clock, self.stats)

@@ -21,6 +21,7 @@ from foredraft.drafters.outlook import StepPrice
 from foredraft.engine.commit import commit
 from foredraft.engine.controller import Candidate, Controller
 from foredraft.engine.forced import fit_to_grammar, own_verdict
+from foredraft.engine.guard import Guard
 from foredraft.engine.judge import judge
 from foredraft.engine.request import Request
 from foredraft.errors import CacheFullError, DrafterError, ForedraftError
@@ -40,6 +41,7 @@ class Work:
     draft: Draft = NO_DRAFT
     proposed: int = 0  # tokens that the drafter proposed
     own: int = 0  # those of them in the draft, at its beginning
+    together: int = 1  # requests in the pass
     shadow: int | None = None  # a token drafted only to be compared with what is written
 
 
@@ -65,6 +67,7 @@ class Loop:
         controller: Chooses draft lengths and learns costs.
         max_step_tokens: Most prompt tokens read in one step.
         clock: Monotonic seconds.
+        guard: Takes drafting from those for whom it does not pay; None for no guard.
     """
 
     def __init__(
@@ -74,12 +77,14 @@ class Loop:
         controller: Controller,
         max_step_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
+        guard: Guard | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.controller = controller
         self.max_step_tokens = max_step_tokens
         self.clock = clock
+        self.guard = guard
 
     def step(self, requests: Sequence[Request]) -> StepTimes:
         """One step of every request. A request that fails is finished with its error; the others go on.
@@ -172,6 +177,7 @@ class Loop:
         for work in works:
             request = work.request
             work.proposed = work.own = work.draft.k
+            work.together = len(works)
             grammar, k = request.law.grammar, request.speculation.k
             if grammar and self.drafter is not None and work.complete and request.started and request.drafting:
                 most = self._limit(work) if k == "auto" else min(k, self._limit(work))
@@ -185,7 +191,8 @@ class Loop:
             limit = min(limit, request.speculation.max_k)
         if self.target.max_context is not None:
             limit = min(limit, self.target.max_context - len(request.ids))
-        return max(limit, 0)
+        limit = max(limit, 0)
+        return self.guard.limit(request, limit) if self.guard is not None else limit
 
     def _ask(self, drafter: Drafter, works: Sequence[Work], ks: Sequence[int]) -> list[Draft]:
         """Asks for all drafts at once; if that fails, one by one, so that only the one at fault loses its drafter."""
@@ -304,6 +311,7 @@ class Loop:
             self._observe(work, None, taps, len(work.unread))
             return
         try:
+            before = len(request.ids)
             verdict = judge(request, work.draft, logits)
             kept = commit(request, work.draft, verdict, logits)
         except Exception as error:  # no law, or a custom processor that raised: this request's own affair
@@ -314,7 +322,10 @@ class Loop:
         keep = rows + kept if work.draft.parents is None else [*range(rows), *(rows + n for n in verdict.path[:kept])]
         cache.commit(request.slot, keep)
         if request.started and work.request.drafting:
-            request.acceptance.update(work.proposed, min(kept, verdict.accepted, work.own))
+            accepted = min(kept, verdict.accepted, work.own)
+            request.acceptance.update(work.proposed, accepted)
+            if self.guard is not None:
+                self.guard.update(request, work.proposed, accepted, len(request.ids) - before, work.together)
         if work.shadow is not None:
             request.acceptance.update(1, int(request.ids[-1] == work.shadow))
         request.started = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from foredraft.config import SamplingParams, SpeculationConfig
 from foredraft.engine.controller import Acceptance
+from foredraft.engine.guard import Account
 from foredraft.engine.result import Result, StreamToken, Timings, TokenLogprob, Usage
 from foredraft.engine.stats import SpecStats
 from foredraft.engine.stream import TextStream
@@ -31,6 +32,7 @@ class Request:
         admit_by: Clock time after which it fails if it still waits for a slot; None waits for ever.
         deadline: Clock time after which it fails unless it has finished.
         asked_at: Steps that it had made when its drafter was last asked; None since the drafter started.
+        account: What the guard knows of it, once it was looked at.
         events: Tokens committed since the last look, for streams.
     """
 
@@ -50,6 +52,7 @@ class Request:
     tenant: str
     submitted_at: float
     acceptance: Acceptance
+    account: Account | None = None
     priority: int = 0
     admit_by: float | None = None
     deadline: float | None = None

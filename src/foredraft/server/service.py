@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from foredraft.engine.engine import Engine
+from foredraft.engine.guard import GuardEvent
 from foredraft.engine.request import Request
 from foredraft.server.config import ServerConfig
 from foredraft.server.errors import ApiError
@@ -82,6 +83,7 @@ class Service:
         self.in_flight = 0
         self._quotas: dict[str, Quota] = {}
         self._seconds_each = 1.0  # a running mean of how long a request holds a slot
+        engine.guard.listeners.append(self._guarded)
         self._workers = ThreadPoolExecutor(PREPARING_THREADS, "foredraft-prepare")
 
     def start(self) -> None:
@@ -100,6 +102,9 @@ class Service:
         """Tells the observers that something happened."""
         for observer in self.observers:
             observer.event(kind, message, request_id)
+
+    def _guarded(self, event: GuardEvent) -> None:
+        self.event(f"guard_{event.scope}_{event.kind}", event.message, event.request_id)
 
     async def aside(self, function: Callable[[], T]) -> T:
         """Runs work that takes time (templates, tokenizing) where it does not hold up other streams."""
