@@ -42,7 +42,7 @@ class Ended:
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 4, 8, "auto"])
-@pytest.mark.parametrize("spec", ["suffix", "suffix:depth=2,factor=4,min_prob=0", "suffix:pool=0"])
+@pytest.mark.parametrize("spec", ["suffix", "suffix:depth=2,factor=4,min_prob=0", "suffix:pool=0,tree"])
 def test_greedy_is_plain_cold_and_warm(spec: str, k: int | str) -> None:
     engine = Engine(target=model(), drafter=spec, k=k)  # type: ignore[arg-type]
     want = [plain(p, PARAMS) for p in PROMPTS]
@@ -51,12 +51,26 @@ def test_greedy_is_plain_cold_and_warm(spec: str, k: int | str) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 5])
-def test_a_seed_gives_one_text(k: int) -> None:
+@pytest.mark.parametrize("spec", ["suffix", "suffix:tree,factor=3"])
+def test_a_seed_gives_one_text(spec: str, k: int) -> None:
     params = SamplingParams(max_tokens=40, temperature=1.0, top_p=0.9, seed=11)
-    engine = Engine(target=model(), drafter="suffix", k=k)
+    engine = Engine(target=model(), drafter=spec, k=k)
     for _ in range(2):
         assert [r.token_ids for r in engine.generate(PROMPTS, params)] == [plain(p, params) for p in PROMPTS]
     assert engine.stats.num_accepted_draft_tokens > 0
+
+
+def test_a_tree_holds_both_ways_on() -> None:
+    text = [1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 1, 2, 3, 4, 8, 1, 2, 3]
+    drafter, request = SuffixDrafter(pool=0, tree=True, factor=4), Ended(text)
+    drafter.start(request)
+    draft = drafter.propose(request, 5)
+    assert {draft.path(row)[:1] for row in range(1, 6)} == {(4,), (6,)}
+    reach = drafter.outlook(request, 5, StepPrice(1.0, lambda n: 1.0)).reach
+    assert list(reach) == sorted(reach, reverse=True)
+    request.ids += [6, 7, 9]
+    drafter.observe(request, None, None)
+    assert drafter._copying["r"].copy is None
 
 
 def test_a_warm_pool_is_copied_whole_and_reset_makes_it_cold() -> None:

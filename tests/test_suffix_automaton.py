@@ -106,3 +106,31 @@ def test_memory_is_what_it_says_or_less(ids: list[int]) -> None:
     tracemalloc.stop()
     assert real <= automaton.bytes + 2000
     assert automaton.bytes < 1.6 * real + 2000
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS, st.integers(1, 5), st.integers(1, 12))
+def test_trees_hold_the_likeliest_continuations(texts: list[list[int]], depth: int, limit: int) -> None:
+    """Against all continuations, counted and sorted."""
+    automaton = SuffixAutomaton(depth)
+    for text in texts:
+        automaton.begin()
+        automaton.extend(text)
+    known = follow(texts, depth)
+    for state, match in automaton.contexts(automaton.place):
+        context = tuple(texts[-1][len(texts[-1]) - match :])
+        tokens, shares, parents = automaton.likeliest_tree(state, match, limit, 0.05)
+        products: list[float] = []
+        paths: list[tuple[int, ...]] = []
+        for token, share, parent in zip(tokens, shares, parents, strict=True):
+            before = (context + (paths[parent] if parent >= 0 else ()))[-depth:]
+            while before not in known:  # nothing followed: the context is shortened
+                before = before[1:]
+            assert share == pytest.approx(known[before][token] / known[before].total())
+            products.append(share * (products[parent] if parent >= 0 else 1.0))
+            paths.append(((*paths[parent], token)) if parent >= 0 else (token,))
+        assert products == sorted(products, reverse=True)
+        assert len(set(paths)) == len(paths)
+        first = [product for product, parent in zip(products, parents, strict=True) if parent < 0]
+        firsts = sorted((n / known[context].total() for n in known[context].values()), reverse=True)
+        assert first == pytest.approx(firsts[: len(first)])

@@ -7,10 +7,9 @@ itself, also from steps that drafted nothing: what would have been copied is com
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from operator import mul
 
 from foredraft.drafters.base import Drafter, DraftRequest
 from foredraft.drafters.outlook import Outlook, StepPrice
@@ -31,11 +30,18 @@ class Copy:
     Attributes:
         match: Length of the context that was found again.
         shares: For each token, which share of its context's occurrences it followed; empty where unknown.
+        parents: As in :class:`~foredraft.types.Draft`; None for a chain.
     """
 
     tokens: tuple[int, ...]
     match: int
     shares: tuple[float, ...] = ()
+    parents: tuple[int, ...] | None = None
+
+    def nodes(self) -> Iterator[tuple[int, float]]:
+        """The parent and the share of every token."""
+        parents = range(-1, len(self.tokens) - 1) if self.parents is None else self.parents
+        return zip(parents, self.shares or (1.0,) * len(self.tokens), strict=True)
 
 
 class Calibration:
@@ -48,7 +54,7 @@ class Calibration:
     def __init__(self) -> None:
         self._accepted = [0.0] * len(PRIOR)
         self._seen = [0.0] * len(PRIOR)  # shares of the tokens that were tried
-        self._total = [LEVEL_WEIGHT, LEVEL_WEIGHT]  # accepted, and expected by the prior
+        self._total = (LEVEL_WEIGHT, LEVEL_WEIGHT)  # accepted, and expected by the prior
 
     def rate(self, match: int, share: float = 1.0) -> float:
         """Probability that a token is accepted which follows a match of ``match >= 1`` tokens."""
@@ -58,24 +64,38 @@ class Calibration:
         return min(rate * share, CEILING)
 
     def reach(self, copy: Copy) -> tuple[float, ...]:
-        """Probabilities that the first 1, 2, … tokens are all accepted: every accepted token lengthens the match."""
-        shares = copy.shares or (1.0,) * len(copy.tokens)
-        return tuple(accumulate((self.rate(copy.match + j, share) for j, share in enumerate(shares)), mul))
+        """Probability of each token that it is accepted with all before it: every accepted token lengthens the match.
+
+        Made not to increase along a tree's nodes, which are ordered by shares alone.
+        """
+        reach: list[float] = []
+        depths: list[int] = []
+        for parent, share in copy.nodes():
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+            here = self.rate(copy.match + depths[-1], share)
+            reach.append(here * reach[parent] if parent >= 0 else here)
+        return tuple(accumulate(reach, min))
 
     def learn(self, copy: Copy, written: Sequence[int]) -> None:
         """Compares what would have been copied with what was written."""
-        for j, (token, actual) in enumerate(zip(copy.tokens, written, strict=False)):
-            i = bisect_right(MATCH_FROM, copy.match + j) - 1
-            share = copy.shares[j] if copy.shares else 1.0
-            hit = float(token == actual)
-            self._accepted[i] = DECAY * self._accepted[i] + hit
-            self._seen[i] = DECAY * self._seen[i] + share
-            self._total = [
-                LEVEL_WEIGHT + DECAY * (self._total[0] - LEVEL_WEIGHT) + hit,
-                LEVEL_WEIGHT + DECAY * (self._total[1] - LEVEL_WEIGHT) + PRIOR[i] * share,
-            ]
-            if not hit:
-                return
+        depth_of = {-1: 0}  # of the nodes that were right
+        for j, (parent, share) in enumerate(copy.nodes()):
+            depth = depth_of.get(parent)
+            if depth is None or depth >= len(written):
+                continue
+            hit = copy.tokens[j] == written[depth]
+            if hit:
+                depth_of[j] = depth + 1
+            self._count(bisect_right(MATCH_FROM, copy.match + depth) - 1, share, hit)
+
+    def _count(self, i: int, share: float, hit: bool) -> None:
+        self._accepted[i] = DECAY * self._accepted[i] + hit
+        self._seen[i] = DECAY * self._seen[i] + share
+        accepted, expected = self._total
+        self._total = (
+            LEVEL_WEIGHT + DECAY * (accepted - LEVEL_WEIGHT) + hit,
+            LEVEL_WEIGHT + DECAY * (expected - LEVEL_WEIGHT) + PRIOR[i] * share,
+        )
 
 
 @dataclass(slots=True)
@@ -120,7 +140,9 @@ class CopyDrafter(Drafter):
 
     def propose(self, request: DraftRequest, k: int) -> Draft:
         copy = self._copying[request.id].at(request.ids, k)
-        return NO_DRAFT if copy is None else Draft(copy.tokens[:k])
+        if copy is None:
+            return NO_DRAFT
+        return Draft(copy.tokens[:k], None, copy.parents and copy.parents[:k])
 
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: object) -> None:
         state = self._copying.get(request.id)

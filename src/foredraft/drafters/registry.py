@@ -68,7 +68,7 @@ BUILT_IN = (
         "suffix",
         "copies what followed most often, in this text and in past outputs of the same tenant (suffix decoding)",
         "nothing",
-        "depth=24,factor=1,min_prob=0.1,pool=64,file=PATH: any of them; see docs/drafters.md",
+        "depth=24,factor=1,min_prob=0.1,pool=64,file=PATH,tree: any of them; see docs/drafters.md",
         "foredraft.drafters.suffix:SuffixDrafter",
     ),
     DrafterEntry(

@@ -17,6 +17,7 @@ from foredraft.drafters.copying import Copy, CopyDrafter
 from foredraft.drafters.suffix_automaton import Place, SuffixAutomaton
 from foredraft.drafters.suffix_file import load, save, vocabulary
 from foredraft.drafters.suffix_pool import SuffixPool
+from foredraft.drafters.tree import require_trees
 from foredraft.errors import ConfigError
 
 log = logging.getLogger("foredraft")
@@ -41,14 +42,20 @@ class _Search:
                 budget = min(limit, int(self.drafter.factor * match))
                 if budget <= best[0]:
                     break
-                tokens, shares = automaton.likeliest(state, match, budget, self.drafter.min_prob)
-                score, product = 0.0, 1.0
-                for share in shares:
-                    product *= share
-                    score += product
-                if score > best[0]:
-                    best = score, Copy(tuple(tokens), match, tuple(shares))
+                copy = self._follow(automaton, state, match, budget)
+                products: list[float] = []
+                for parent, share in copy.nodes():
+                    products.append(share * products[parent] if parent >= 0 else share)
+                if sum(products) > best[0]:
+                    best = sum(products), copy
         return best[1]
+
+    def _follow(self, automaton: SuffixAutomaton, state: int, match: int, budget: int) -> Copy:
+        if self.drafter.tree:
+            tokens, shares, parents = automaton.likeliest_tree(state, match, budget, self.drafter.min_prob)
+            return Copy(tuple(tokens), match, tuple(shares), tuple(parents))
+        tokens, shares = automaton.likeliest(state, match, budget, self.drafter.min_prob)
+        return Copy(tuple(tokens), match, tuple(shares))
 
     def _ends(self, ids: Sequence[int]) -> list[tuple[SuffixAutomaton, Place]]:
         """The text's end in every automaton: its own first, then those of past outputs, the youngest first."""
@@ -77,6 +84,7 @@ class SuffixDrafter(CopyDrafter):
         pool: Memory for past outputs of all tenants, in MiB; 0 keeps none.
         file: Where past outputs are kept between runs: read when an engine takes the drafter, written at
             :meth:`save` and when the drafter goes.
+        tree: Draft several continuations as a tree, the nodes with the largest products of shares.
 
     Raises:
         ConfigError: A value is out of range.
@@ -91,6 +99,7 @@ class SuffixDrafter(CopyDrafter):
         min_prob: float = 0.1,
         pool: int = 64,
         file: str | Path | None = None,
+        tree: bool = False,
     ) -> None:
         super().__init__()
         for name, value, low, high in (
@@ -107,6 +116,7 @@ class SuffixDrafter(CopyDrafter):
         self.factor = factor
         self.min_prob = min_prob
         self.pool = SuffixPool(depth, pool * MIB)
+        self.tree = tree
         self.file = None if file is None else Path(file)
         self._meaning: str | None = None
 
@@ -121,6 +131,9 @@ class SuffixDrafter(CopyDrafter):
         }
         options: dict[str, object] = {}
         for part in argument.split(",") if argument else ():
+            if part == "tree":
+                options["tree"] = True
+                continue
             name, equals, text = part.partition("=")
             try:
                 options[name] = kinds[name](text)
@@ -128,13 +141,15 @@ class SuffixDrafter(CopyDrafter):
                 equals = ""
             if not equals or not text:
                 raise ConfigError(
-                    f"{part!r} is not one of {', '.join(f'{known}=…' for known in kinds)}",
+                    f"{part!r} is not one of {', '.join(f'{known}=…' for known in kinds)}, tree",
                     field="drafter suffix",
                     remedy="for example suffix:depth=24,factor=2",
                 )
         return cls(**options)  # type: ignore[arg-type]
 
     def attach(self, context: DrafterContext) -> None:
+        if self.tree:
+            require_trees(context)
         if self.file is not None:
             meaning = vocabulary(context)
             if self.file.exists():

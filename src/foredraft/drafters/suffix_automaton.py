@@ -8,6 +8,7 @@ time for the structure (Blumer 1985) and at most ``depth`` steps for the counts.
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from sys import getsizeof
 
 ROOT = 0
 NONE = -1
+WIDE = 64  # a context that so many tokens followed foretells little
 _FIELDS = ("length", "link", "count", "follows", "best", "token", "to")
 _MAP_ENTRY = 100  # bytes of one entry of a dictionary of ints, room to grow included
 
@@ -151,6 +153,46 @@ class SuffixAutomaton:
             place.state, place.length = to, place.length + 1
             self.settle(place)
         return tokens, shares
+
+    def likeliest_tree(
+        self, state: int, match: int, limit: int, min_prob: float
+    ) -> tuple[list[int], list[float], list[int]]:
+        """The ``limit`` continuations of a context with the largest product of shares, as a tree.
+
+        Returns:
+            Tokens, shares and parents, in the order in which they were chosen: parents come first.
+        """
+        tokens: list[int] = []
+        shares: list[float] = []
+        parents: list[int] = []
+        waiting: list[tuple[float, int, int, float, int, int]] = []  # minus product, parent, token, share, place
+
+        def branch(parent: int, product: float, place: Place) -> None:
+            while self.best[place.state] == NONE and place.state != ROOT:
+                place.state = self.link[place.state]
+                place.length = self.length[place.state]
+            if place.state == ROOT:
+                return
+            for token, to in self._ways_worth(place.state):
+                share = self.count[to] / self.follows[place.state]
+                if product * share >= min_prob:
+                    heapq.heappush(waiting, (-product * share, parent, token, share, to, place.length + 1))
+
+        branch(NONE, 1.0, Place(state, match))
+        while waiting and len(tokens) < limit:
+            minus_product, parent, token, share, to, length = heapq.heappop(waiting)
+            tokens.append(token)
+            shares.append(share)
+            parents.append(parent)
+            branch(len(tokens) - 1, -minus_product, self.settle(Place(to, length)))
+        return tokens, shares, parents
+
+    def _ways_worth(self, state: int) -> Iterator[tuple[int, int]]:
+        """All ways on, or where there are very many the most frequent one."""
+        if len(self.more.get(state, ())) > WIDE:
+            favourite = self.best[state]
+            return iter([(favourite, self.next(state, favourite))])
+        return self.ways(state)
 
     # --- building
 
