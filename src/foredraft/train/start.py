@@ -101,7 +101,7 @@ class _Moments:
             self._rows += len(pair)
             sizes += float(size[1:].sum())
         self.size = sizes / max(self._rows, 1)
-        self._feature = torch.linalg.solve(_ridged(taps), to_now)
+        self._feature: Tensor = torch.linalg.solve(_ridged(taps), to_now)
         self._factor = torch.linalg.cholesky(_ridged(self._pairs) / max(self._rows, 1))
 
     def feature(self) -> Tensor:
