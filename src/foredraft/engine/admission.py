@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from foredraft import kernels
 from foredraft.config import SamplingParams, SpeculationConfig
 from foredraft.engine.controller import Acceptance
 from foredraft.engine.request import Request
@@ -72,7 +73,7 @@ class Admission:
             bad_words_ids=self._bad_words(params.bad_words),
             grammar=self._structures.grammar(params, end_ids),
         )
-        noise = RequestNoise(seed)
+        noise = RequestNoise(seed, kernels.race if kernels.available() else None)
         return Request(
             id=f"r{next(_numbers)}",
             ids=ids,

@@ -6,5 +6,6 @@ missing, torch does the same sums (:func:`available`, :func:`why_unavailable`).
 
 from foredraft.kernels.library import available, isa_name, why_unavailable
 from foredraft.kernels.linear import Activations, Matrix, PackedLinear
+from foredraft.kernels.race import race
 
-__all__ = ["Activations", "Matrix", "PackedLinear", "available", "isa_name", "why_unavailable"]
+__all__ = ["Activations", "Matrix", "PackedLinear", "available", "isa_name", "race", "why_unavailable"]

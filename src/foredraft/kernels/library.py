@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from ctypes import c_int, c_long, c_size_t, c_void_p
+from ctypes import c_int, c_long, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
 import torch  # noqa: F401  (must be loaded before the library: it brings the OpenMP runtime)
@@ -20,7 +20,7 @@ from foredraft.kernels.structs import STRUCTS
 LIBRARY = Path(__file__).with_name("_foredraft_kernels.so")
 """Where the build puts the library."""
 
-ABI = 1
+ABI = 2
 """Must equal ``fd_abi()``: a library left over from an older build is refused, not called."""
 
 SWITCH = "FOREDRAFT_KERNELS"
@@ -34,6 +34,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fd_pack": (None, [c_int, c_void_p, c_long, c_long, c_void_p]),
     "fd_rows": (None, [c_int, c_void_p, c_long, c_void_p, c_long, c_void_p]),
     "fd_pass": (None, [c_void_p, c_void_p]),
+    "fd_race": (c_long, [c_void_p, c_int, c_long, c_uint64, c_uint64]),
     "fd_struct_size": (c_size_t, [c_int]),
     "fd_linear": (
         None,

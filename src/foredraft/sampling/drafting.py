@@ -120,7 +120,7 @@ class RequestSampler:
             raise DrafterError(f"the drafter's logits are no law: {error}") from error
         position = self.anchor + len(path)
         if self._rule == "coupled":
-            return race(q, self._noise.exponentials(position, q.shape[0])), None
+            return race(q, self._noise.row(position, q.shape[0])), None
         return draw(q, self._noise.uniform(Purpose.DRAFT, position, self.anchor)), q
 
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from foredraft.errors import NumericalError
+
+
+class NoiseRow(Protocol):
+    """The noise of one position that need not be looked at to run a race."""
+
+    def race(self, p_row: Tensor) -> int:
+        """The winner, or -1 if ``p_row`` has no mass or holds NaN."""
 
 
 def draw(p_row: Tensor, u: float) -> int:
@@ -32,7 +40,7 @@ def draw(p_row: Tensor, u: float) -> int:
     return bisect_right(cdf, u * total, 0, end)
 
 
-def race(p_row: Tensor, exponentials: Tensor) -> int:
+def race(p_row: Tensor, exponentials: Tensor | NoiseRow) -> int:
     """Draws ``argmin_x E_x / p_x`` over the support, lowest id on ties.
 
     With independent standard exponentials this has exactly the law p: it is Gumbel-max sampling,
@@ -40,11 +48,16 @@ def race(p_row: Tensor, exponentials: Tensor) -> int:
 
     Args:
         p_row: ``[V]`` probabilities; they need not sum to one.
-        exponentials: ``[V]`` float64, above 0.
+        exponentials: ``[V]`` float64, above 0; or a row that runs the race itself.
 
     Raises:
         NumericalError: The row holds NaN or infinity, or has no mass.
     """
+    if not isinstance(exponentials, Tensor):
+        winner = exponentials.race(p_row)
+        if winner < 0:
+            raise NumericalError(f"a row of probabilities sums to {float(p_row.sum())}", field="p")
+        return winner
     p = p_row.detach().double()
     total = float(p.sum())
     if not 0.0 < total < float("inf"):

@@ -18,14 +18,20 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
-from typing import overload
+from typing import TypeAlias, overload
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from foredraft.sampling.draw import NoiseRow
+
+Racer: TypeAlias = Callable[[Tensor, int, int], int]
+"""``(p [V], seed, position) -> token``: the coupled rule's draw at once, equal to a race with :meth:`exponentials`."""
 
 _CACHED_ROWS = 18
 """Rows of coupled noise kept: those of one step with the default ``max_k``."""
@@ -55,10 +61,12 @@ class RequestNoise:
 
     Args:
         seed: ``0 <= seed < 2**63``.
+        racer: Runs the races of the coupled rule, on rows of the CPU; None makes the noise and compares.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, racer: Racer | None = None) -> None:
         self.seed = seed
+        self.racer = racer
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
 
     def uniform(self, purpose: Purpose, position: int, anchor: int) -> float:
@@ -100,8 +108,12 @@ class RequestNoise:
             self._rows.popitem(last=False)
         return row[:n]
 
-    def rows(self, first: int, count: int, n: int) -> Sequence[Tensor]:
-        """:meth:`exponentials` of ``count`` positions from ``first`` on, each made only when it is asked for."""
+    def row(self, position: int, n: int) -> Tensor | NoiseRow:
+        """The noise of one position: something to run a race with."""
+        return self.exponentials(position, n) if self.racer is None else _Row(self.racer, self.seed, position)
+
+    def rows(self, first: int, count: int, n: int) -> Sequence[Tensor | NoiseRow]:
+        """:meth:`row` of ``count`` positions from ``first`` on, each made only when it is asked for."""
         return _Rows(self, range(first, first + count), n)
 
     def _words(
@@ -113,7 +125,17 @@ class RequestNoise:
         return words
 
 
-class _Rows(Sequence[Tensor]):
+@dataclass(frozen=True, slots=True)
+class _Row:
+    racer: Racer
+    seed: int
+    position: int
+
+    def race(self, p_row: Tensor) -> int:
+        return self.racer(p_row, self.seed, self.position)
+
+
+class _Rows(Sequence[Tensor | NoiseRow]):
     def __init__(self, noise: RequestNoise, positions: range, n: int) -> None:
         self._noise, self._positions, self._n = noise, positions, n
 
@@ -121,10 +143,10 @@ class _Rows(Sequence[Tensor]):
         return len(self._positions)
 
     @overload
-    def __getitem__(self, i: int) -> Tensor: ...
+    def __getitem__(self, i: int) -> Tensor | NoiseRow: ...
     @overload
-    def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
+    def __getitem__(self, i: slice) -> Sequence[Tensor | NoiseRow]: ...
+    def __getitem__(self, i: int | slice) -> Tensor | NoiseRow | Sequence[Tensor | NoiseRow]:
         if isinstance(i, slice):
             return _Rows(self._noise, self._positions[i], self._n)
-        return self._noise.exponentials(self._positions[i], self._n)
+        return self._noise.row(self._positions[i], self._n)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from foredraft.errors import ConfigError, DrafterError
-from foredraft.sampling.draw import race
+from foredraft.sampling.draw import NoiseRow, race
 from foredraft.types import Draft, Verdict
 from foredraft.verify._chain import check_chain
 
 
-def coupled(draft: Draft, p: Tensor, exponentials: Sequence[Tensor] | Tensor) -> Verdict:
+def coupled(draft: Draft, p: Tensor, exponentials: Sequence[Tensor | NoiseRow] | Tensor) -> Verdict:
     """Accepts while the draft is the target's own draw, then commits the target's draw at the next row.
 
     The noise of a position belongs to the position: every committed token is ``race(p, noise)`` of its own row,

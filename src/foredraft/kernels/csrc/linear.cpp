@@ -91,7 +91,7 @@ using namespace foredraft;
 
 extern "C" {
 
-int fd_abi() { return 1; }
+int fd_abi() { return 2; }
 
 int fd_isa() { return has_avx2() ? 1 : 0; }
 
