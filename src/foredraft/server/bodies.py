@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from foredraft.config import SamplingParams, VerifyChoice
 
 NOT_ON_THE_WIRE = {"processors"}
-SPELLED_ANEW = {"logprobs", "logit_bias", "stop", "temperature", "max_tokens"}
+SPELLED_ANEW = {"logprobs", "logit_bias", "stop", "temperature", "max_tokens", "json_schema"}
 """Fields that OpenAI spells otherwise or gives another default."""
 
 
@@ -84,6 +84,10 @@ class DecodeBody(SamplingBody):
     logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
         None
     )
+    json_schema: dict[str, Any] | str | None = None
+    """JSON Schema that the text satisfies, as an object or as text."""
+    response_format: dict[str, Any] | None = None
+    """OpenAI's spelling: ``text``, ``json_object``, or ``json_schema`` with a schema."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Text | None = None
@@ -117,12 +121,30 @@ class TextPart(Body):
     text: str
 
 
+class CalledFunction(Body):
+    """What an earlier answer called; ``arguments`` is JSON as text."""
+
+    name: Text
+    arguments: str
+
+
+class EarlierCall(Body):
+    """A call in an earlier answer."""
+
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: Text | None = None
+    tool_calls: Annotated[list[EarlierCall], Field(min_length=1)] | None = None
+    tool_call_id: Text | None = None
+    refusal: None = None
 
 
 class ChatBody(DecodeBody):
@@ -132,6 +154,9 @@ class ChatBody(DecodeBody):
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")], bool | int | str] | None = None
     """Further variables of the model's chat template, such as ``enable_thinking``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from foredraft.server.errors import api_error, invalid
 from foredraft.server.keys import Client
 from foredraft.server.runner import Labels
 from foredraft.server.service import Service
+from foredraft.server.tools import Tools, structured_fields
 
 COMPLETION_TOKENS = 16
 """max_tokens of a completion that does not say, as in OpenAI's API."""
@@ -66,7 +68,22 @@ class Plan:
         return made
 
 
-def plan(service: Service, client: Client, body: DecodeBody) -> Plan:
+def tools_of(service: Service, body: ChatBody) -> Tools | None:
+    """The functions that a chat offers; None where the model has no tokenizer, and so no chat.
+
+    Raises:
+        ApiError: 400 naming the field.
+    """
+    tokenizer = service.engine.tokenizer
+    if tokenizer is None:
+        return None
+    try:
+        return Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls, tokenizer)
+    except ConfigError as error:
+        raise api_error(error) from None
+
+
+def plan(service: Service, client: Client, body: DecodeBody, tools: Tools | None = None) -> Plan:
     """Checks everything but the prompt.
 
     Raises:
@@ -81,8 +98,10 @@ def plan(service: Service, client: Client, body: DecodeBody) -> Plan:
     labels = Labels(drafter_of(service.engine, body), client.tenant_class, _category(body))
     try:
         params = sampling(body, config)
+        if tools is not None:
+            params = tools.constrain(params)
     except ConfigError as error:
-        raise api_error(error) from None
+        raise api_error(error, rename_for(body)) from None
     priority = client.priority if body.priority is None else body.priority
     if priority < client.priority:
         message = f"priority: this key's requests may have {client.priority} or more (got {priority})"
@@ -98,6 +117,9 @@ def sampling(body: DecodeBody, config: ServerConfig) -> SamplingParams:
         given["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if body.stop is not None:
         given["stop"] = body.stop if isinstance(body.stop, str) else tuple(body.stop)
+    if body.json_schema is not None:
+        given["json_schema"] = body.json_schema
+    given |= structured_fields(body.response_format)
     given["temperature"] = 1.0 if body.temperature is None else body.temperature
     given["max_tokens"] = _max_tokens(body, config)
     given["logprobs"] = _logprobs(body)
@@ -194,22 +216,28 @@ def completion_prompts(service: Service, body: CompletionBody) -> list[list[int]
 
 
 def chat_prompt(
-    service: Service, messages: Sequence[Message], generate: bool, variables: Mapping[str, Any]
+    service: Service, messages: Sequence[Message], generate: bool, variables: Mapping[str, Any], tools: Tools | None
 ) -> list[int]:
     """Token ids of a conversation by the model's template.
 
     Args:
         generate: End where the assistant's answer begins.
         variables: Further variables of the template.
+        tools: What may be called; needed wherever there is a tokenizer.
     """
     tokenizer = service.engine.tokenizer
-    if tokenizer is None:
+    if tokenizer is None or tools is None:
         raise invalid("messages: this model has no tokenizer; use /v1/completions", "messages", "invalid_value")
     if reserved := _TEMPLATE_VARIABLES.intersection(variables):
         name = f"chat_template_kwargs.{min(reserved)}"
         raise invalid(f"{name}: is set by the server; drop it", name, "invalid_value")
     plain = [_message(service, message, i) for i, message in enumerate(messages)]
-    return _checked(service, tokenizer.chat(plain, generate, **variables), "messages")
+    try:
+        plain, own = tools.prompt(plain)
+        ids = tokenizer.chat(plain, generate, **variables, **own)
+    except ConfigError as error:
+        raise api_error(error) from None
+    return _checked(service, ids, "messages")
 
 
 def _message(service: Service, message: Message, position: int) -> dict[str, Any]:
@@ -217,15 +245,22 @@ def _message(service: Service, message: Message, position: int) -> dict[str, Any
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
-    if content is None:
-        field = f"messages.{position}.content"
-        raise invalid(f"{field}: is missing", field, "invalid_value")
-    if service.config.control_tokens == "refuse":
-        _no_control_tokens(service, content, f"messages.{position}.content")
+    field = f"messages.{position}"
+    if content is None and message.tool_calls is None:
+        raise invalid(f"{field}.content: is missing", f"{field}.content", "invalid_value")
+    for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if getattr(message, name) is not None and message.role != role:
+            raise invalid(f"{field}.{name}: only for messages of role {role}", f"{field}.{name}", "invalid_value")
     plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
-    if message.name is not None:
-        plain["name"] = message.name
-        _no_control_tokens(service, message.name, f"messages.{position}.name")
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    if message.tool_calls is not None:
+        plain["tool_calls"] = [call.model_dump(exclude_none=True) for call in message.tool_calls]
+    if service.config.control_tokens == "refuse":
+        for name, value in plain.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) if value else ""
+            _no_control_tokens(service, text, f"{field}.{name}")
     return plain
 
 
@@ -256,4 +291,7 @@ def refuse_completion_fields(body: CompletionBody) -> None:
 
 def rename_for(body: DecodeBody) -> dict[str, str]:
     """Names in this body of fields that the library calls otherwise."""
-    return {"prompt": "messages"} if isinstance(body, ChatBody) else {}
+    names = {"prompt": "messages"} if isinstance(body, ChatBody) else {}
+    if body.response_format is not None:
+        names |= {"json_schema": "response_format", "json_object": "response_format"}
+    return names

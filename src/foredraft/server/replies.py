@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,6 +14,8 @@ from foredraft.engine.stats import SpecStats
 from foredraft.server.bodies import ChatBody, CompletionBody, DecodeBody
 from foredraft.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
 from foredraft.server.pieces import Piece
+from foredraft.server.tool_parser import ToolCall, ToolParser
+from foredraft.server.tools import Tools, call_deltas, call_object
 
 
 class Reply:
@@ -37,13 +40,10 @@ class Reply:
 
     # --- what differs between completions and chats
 
-    def message(self, text: str) -> dict[str, Any]:
-        """The text of a whole answer."""
-        return {"text": text}
-
-    def delta(self, text: str) -> dict[str, Any]:
-        """Text in a chunk."""
-        return {"text": text}
+    def content(self, choice: int, piece: Piece, whole: bool) -> tuple[dict[str, Any], str | None]:
+        """The text of a piece, as a whole answer or as a chunk has it, and why the answer ended, if it did."""
+        echo = self.echoes[choice] if self.echoes and whole else ""
+        return {"text": echo + piece.text}, _reason(piece)
 
     def logprobs(self, choice: int, piece: Piece) -> dict[str, Any] | None:
         """Log-probabilities of a piece; None where they were not asked for."""
@@ -63,10 +63,10 @@ class Reply:
         """The response: one finished piece an answer, in order."""
         choices = []
         for number, piece in enumerate(pieces):
-            result = _result(piece)
-            choice = {"index": number, "finish_reason": result.finish_reason, "logprobs": self.logprobs(number, piece)}
-            echo = self.echoes[number] if self.echoes else ""
-            choices.append(self.message(echo + piece.text) | choice | self._ids(piece.tokens))
+            logprobs = self.logprobs(number, piece)
+            content, reason = self.content(number, piece, whole=True)
+            entry = {"index": number, "finish_reason": reason, "logprobs": logprobs}
+            choices.append(content | entry | self._ids(piece.tokens))
         results = [_result(piece) for piece in pieces]
         response = {"id": self.id, "object": self.whole, **self._head, "choices": choices, "usage": usage(results)}
         return response | self._metrics(results)
@@ -75,10 +75,11 @@ class Reply:
 
     def chunk(self, choice: int, piece: Piece) -> dict[str, Any]:
         """One chunk of a stream."""
-        reason = piece.result.finish_reason if piece.result else None
-        entry = {"index": choice, "finish_reason": reason, "logprobs": self.logprobs(choice, piece)}
+        logprobs = self.logprobs(choice, piece)
         self._lengths[choice] = self._lengths.get(choice, 0) + len(piece.text)
-        return self.envelope([self.delta(piece.text) | entry | self._ids(piece.tokens)])
+        content, reason = self.content(choice, piece, whole=False)
+        entry = {"index": choice, "finish_reason": reason, "logprobs": logprobs}
+        return self.envelope([content | entry | self._ids(piece.tokens)])
 
     def envelope(self, choices: list[dict[str, Any]], results: Sequence[Result] | None = None) -> dict[str, Any]:
         """A chunk around choices; with ``results`` the last one, which has the usage."""
@@ -118,15 +119,54 @@ class Reply:
 
 
 class ChatReply(Reply):
-    """Answers to a chat."""
+    """Answers to a chat, with the calls of tools that they hold.
+
+    Args:
+        tools: What may be called; None where nothing may.
+    """
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def message(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def __init__(
+        self, body: DecodeBody, model: str, texts: TokenTexts, fingerprint: str, tools: Tools | None = None
+    ) -> None:
+        super().__init__(body, model, texts, fingerprint)
+        self._tools = tools if tools is not None and tools.tools else None
+        self._parsers: dict[int, ToolParser] = {}
+        self._calls: Counter[int] = Counter()
 
-    def delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def content(self, choice: int, piece: Piece, whole: bool) -> tuple[dict[str, Any], str | None]:
+        text, calls = self._parsed(choice, piece)
+        name, first = f"{self.id[-12:]}_{choice}", self._calls[choice]
+        self._calls[choice] += len(calls)
+        reason = _reason(piece)
+        if reason == "stop" and self._calls[choice]:
+            reason = "tool_calls"
+        found: dict[str, Any] = {}
+        if whole:
+            found = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+            if calls:
+                found["tool_calls"] = [call_object(call, name, i) for i, call in enumerate(calls)]
+            return {"message": found}, reason
+        if text:
+            found["content"] = text
+        if calls:
+            found["tool_calls"] = [delta for i, call in enumerate(calls, first) for delta in call_deltas(call, name, i)]
+        return {"delta": found}, reason
+
+    def _parsed(self, choice: int, piece: Piece) -> tuple[str, list[ToolCall]]:
+        """What is certain now: text, and calls that are whole."""
+        if self._tools is None:
+            return piece.text, []
+        if (parser := self._parsers.get(choice)) is None:
+            made = self._tools.parser()
+            assert made is not None
+            parser = self._parsers[choice] = made
+        events = parser.push(self._tools.visible(piece.text, piece.tokens))
+        if piece.result is not None:
+            events = [*events, *parser.finish()]
+        calls = [event for event in events if isinstance(event, ToolCall)]
+        return "".join(event for event in events if isinstance(event, str)), calls
 
     def logprobs(self, choice: int, piece: Piece) -> dict[str, Any] | None:
         asked = isinstance(self.body, ChatBody) and self.body.logprobs
@@ -135,6 +175,10 @@ class ChatReply(Reply):
     def opening(self, choice: int) -> dict[str, Any] | None:
         entry = {"index": choice, "finish_reason": None, "logprobs": None}
         return self.envelope([{"delta": {"role": "assistant", "content": ""}} | entry])
+
+
+def _reason(piece: Piece) -> str | None:
+    return piece.result.finish_reason if piece.result is not None else None
 
 
 def usage(results: Sequence[Result]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from foredraft.server.convert import (
     plan,
     prompts_of,
     refuse_completion_fields,
+    tools_of,
 )
 from foredraft.server.decode import answer
 from foredraft.server.errors import ApiError, api_error, invalid
@@ -66,14 +67,15 @@ def _decoding_routes(router: APIRouter, service: Service, texts: TokenTexts) -> 
         _check_model(service, body.model)
         _note_text(visit, [message.model_dump() for message in body.messages])
         variables = body.chat_template_kwargs or {}
+        tools = tools_of(service, body)
         return await answer(
             service,
             http,
             body,
-            plan(service, visit.client, body),
+            plan(service, visit.client, body, tools),
             1,
-            lambda: [chat_prompt(service, body.messages, True, variables)],
-            ChatReply(body, service.name, texts, FINGERPRINT),
+            lambda: [chat_prompt(service, body.messages, True, variables, tools)],
+            ChatReply(body, service.name, texts, FINGERPRINT, tools),
         )
 
     @router.post("/v1/embeddings", summary="Refused: the model writes text", tags=["decoding"])
@@ -130,7 +132,8 @@ def _token_routes(router: APIRouter, service: Service, texts: TokenTexts) -> Non
 def _token_ids(service: Service, body: TokenizeBody) -> list[int]:
     tokenizer = service.engine.tokenizer
     if body.messages is not None:
-        return chat_prompt(service, body.messages, body.add_generation_prompt, {})
+        tools = tools_of(service, ChatBody(messages=body.messages))
+        return chat_prompt(service, body.messages, body.add_generation_prompt, {}, tools)
     if tokenizer is None:
         raise invalid("prompt: this model has no tokenizer", "prompt")
     return tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
