@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from foredraft.drafters import ModelDrafter
 from foredraft.errors import CacheFullError, UnsupportedModelError
 from foredraft.models.base import Segment, Target
 from foredraft.models.hf_recurrent import LONGEST_REPLAY, RecurrentTarget, has_running_state
+from foredraft.models.loading import load_model
 from foredraft.testing import ScriptedDrafter
 
 V = 61
@@ -37,8 +39,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
         moe_intermediate_size=16, shared_expert_intermediate_size=16, max_position_embeddings=256,
     ),
+    "lfm2": lambda: tf.Lfm2Config(**SMALL, **HEADS, layer_types=["conv", "full_attention"]),
 }  # fmt: skip
-STEPWISE = {"mamba": True, "mamba2": False, "jamba": True, "qwen3_next": False}
+STEPWISE = {"mamba": True, "mamba2": False, "jamba": True, "qwen3_next": False, "lfm2": False}
 
 
 def build(name: str, seed: int = 0) -> Any:
@@ -180,3 +183,12 @@ def test_a_failed_pass_and_a_full_cache_change_nothing(target: RecurrentTarget) 
 
 def _explode(*_: Any) -> None:
     raise RuntimeError("cosmic ray")
+
+
+def test_a_folder_loads_by_itself(tmp_path: Path) -> None:
+    build("qwen3_next").save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, dtype="float32", device="cpu")
+    assert isinstance(loaded.target, RecurrentTarget)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    drafted = Engine(target=loaded, drafter="lookup:2,1", k=3).generate([[1, 2, 1, 2]], params)[0]
+    assert drafted.token_ids == Engine(target=loaded).generate([[1, 2, 1, 2]], params)[0].token_ids

@@ -63,7 +63,8 @@ class EarlyExitDrafter(ModelDrafter):
             self.tried = choose_exit(target, context.tokenizer)
             best = max(self.tried, key=lambda exit: exit.speed)
             self.layers = best.layers
-            log.info("early exit after %d layers, which promises %.2f times the speed", best.layers, best.speed)
+            level = logging.INFO if best.speed > 1 else logging.WARNING
+            log.log(level, "early exit after %d layers promises %.2f times the speed", best.layers, best.speed)
         super().__init__(target.first_layers(self.layers, rounded=True))
         self._width = target.vocab_size
 

@@ -149,4 +149,8 @@ def _explain(path: str, error: Exception) -> ModelLoadError:
             field=path,
             remedy="check its spelling, or run 'hf auth login' if it is private",
         )
-    return ModelLoadError(f"transformers cannot read it ({type(error).__name__}: {text[:200]})", field=path)
+    return ModelLoadError(
+        f"transformers cannot read it ({type(error).__name__}: {text[:200]})",
+        field=path,
+        remedy="check that config.json is complete and that the weights are whole, or download the checkpoint again",
+    )

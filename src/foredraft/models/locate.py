@@ -9,7 +9,8 @@ from pathlib import Path
 from foredraft.errors import ModelLoadError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_PATTERNS = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt", "vocab.txt"]
+_PATTERNS = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt", "vocab.txt", "*.py"]
+"""What is fetched from the hub. Code is fetched, never run without ``trust_remote_code``."""
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
 
 
