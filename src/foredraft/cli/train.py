@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foredraft.cli.console import print_json, print_note, print_plain
+from foredraft.cli.console import print_json, print_plain, stderr
 from foredraft.cli.help import Command, Group
 from foredraft.cli.options import Given, build, collect, schema_options
 from foredraft.cli.session import DEFAULT_TARGET, JsonOption, LoadOptions, TargetOption, spinner, whole_text
@@ -62,7 +62,7 @@ def data(
     started, written = time.monotonic(), 0
     steps = record_data(loaded, out, own, prompts=prompts, max_tokens=max_tokens, batch=batch, seed=seed)
     for written in steps:
-        print_note(f"{written} answer tokens, {written / (time.monotonic() - started):.0f} a second")
+        _say(f"{written} answer tokens, {written / (time.monotonic() - started):.0f} a second")
     print_plain(f"{written} answer tokens written to {out}")
 
 
@@ -84,7 +84,7 @@ def eagle3(
     config = build(EagleTraining, given)
     loaded = load(target, given)
     until = float("inf") if minutes is None else time.time() + 60 * minutes
-    head = train_eagle3(loaded, folder, out, config, lambda measure: print_note(describe(measure)), until)
+    head = train_eagle3(loaded, folder, out, config, lambda measure: _say(describe(measure)), until)
     print_plain(f"head written to {head}")
 
 
@@ -108,6 +108,11 @@ def check(
             print_plain(line)
     if found.broken:
         raise typer.Exit(2)
+
+
+def _say(line: str) -> None:
+    """Progress on stderr, in a log as on a terminal: such runs take hours."""
+    stderr().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def load(target: str, given: Given) -> LoadedModel:
