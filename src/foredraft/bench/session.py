@@ -13,7 +13,7 @@ from foredraft.bench.ceiling import traffic
 from foredraft.bench.environments import ENVIRONMENTS, UnavailableError, ensure, home
 from foredraft.bench.plan import PRESETS, Preset, plan
 from foredraft.bench.results import Results, collect, write
-from foredraft.bench.rows import Row, Setting, all_rows
+from foredraft.bench.rows import Row, Setting, all_rows, with_paths
 from foredraft.bench.runner import Bench, Show
 from foredraft.bench.store import Store
 from foredraft.bench.weights import gguf_path
@@ -136,7 +136,7 @@ def run(options: Options, show: Show, folder: Path | None) -> Results:
     bandwidths = [_bandwidth(threads)]
     try:
         size = gguf.stat().st_size
-        bench.prepare(lambda row: int(1.2e9 + (2.2 if row.engine in ("foredraft", "llama.cpp") else 7) * size))
+        bench.prepare(lambda row: _memory(row, size), lambda row: with_paths(row, setting))
         show.line(f"{len(bench.loaded)} rows loaded after {(time.monotonic() - started) / 60:.1f} min")
         finished = bench.run(plan(rows, preset), deadline)
         show.line("the plan is done" if finished else "the time is up; the same command goes on from here")
@@ -171,6 +171,11 @@ def _chosen(rows: Sequence[Row], patterns: Sequence[str]) -> list[Row]:
 def _with_ids(tokenizer: Tokenizer, contexts: Sequence[int]) -> dict[str, tuple[Prompt, list[int]]]:
     every = [WARM_UP, *prompts(), *(long_prompt(size, tokenizer) for size in contexts)]
     return {prompt.id: (prompt, tokenizer.chat(prompt.messages)) for prompt in every}
+
+
+def _memory(row: Row, size: int) -> int:
+    """Bytes that loading a row takes at most: weights as the engine holds them while it converts them, and 1.2 GB."""
+    return int(1.2e9 + (2.2 if row.engine in ("foredraft", "llama.cpp") else 7) * size)
 
 
 def _bandwidth(threads: int) -> float:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the driver has set how many; its own binding takes every core but one
+    "NUMBA_THREADING_LAYER": "workqueue",  # else its n-gram search leaves later products one thread
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
 
 import vllm
 
@@ -32,7 +41,8 @@ class Vllm:
             max_num_batched_tokens=max(2048, options["max_context"]),
             enable_prefix_caching=False,
             disable_log_stats=False,
-            enforce_eager=options.get("enforce_eager", False),
+            gpu_memory_utilization=0.1,  # of the machine's memory; without it a fifth must be free at the start
+            distributed_executor_backend="uni",
             speculative_config=options.get("speculative"),
         )
         return {"version": vllm.__version__}
