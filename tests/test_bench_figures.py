@@ -95,7 +95,10 @@ def test_what_was_not_measured_is_none_with_a_reason() -> None:
 def test_one_row_of_ours_stands_for_all_categories() -> None:
     """A user runs one drafter; the best of each category would flatter."""
     rows = [*ROWS, row("foredraft model (int8)")]
-    more = [cell("foredraft model (int8)", "speed", "chat", 500.0), cell("foredraft model (int8)", "speed", "copy", 60.0)]
+    more = [
+        cell("foredraft model (int8)", "speed", "chat", 500.0),
+        cell("foredraft model (int8)", "speed", "copy", 60.0),
+    ]
     found = summarise([*cells(), *more], rows, TRAFFIC, 2e8, None)
     assert found.behind["speculative_vs_best_peer"]["ours"] == "foredraft lookup (int8)"
     assert found.values["speculative_vs_best_peer"]["chat"] == pytest.approx(99 / 50)
