@@ -8,15 +8,16 @@ EXAMPLES ?= 1500
 MINUTES ?= 30
 HEAD ?= build/embedded-head
 
-.PHONY: help install fetch demo serve fuzz soak bench-serving article test lint bench-identity bench-law bench-overhead bench-kernels bench-perplexity bench-eagle embedded-head figures clean
+.PHONY: help install fetch demo serve fuzz soak bench-serving article test lint bench bench-quick bench-identity bench-drafters bench-law bench-overhead bench-kernels bench-perplexity bench-eagle embedded-head figures clean
 
 help:
 	@echo "make demo     decode a few real prompts, plain and speculative, side by side"
 	@echo "make serve    serve the small model over HTTP with OpenAI's API"
 	@echo "make test     lint, types, import rule and the whole test suite"
 	@echo "make article  reproduce the character-model study as a page with plots"
+	@echo "make bench    foredraft beside other engines, 25 minutes; make bench-quick in 5"
 	@echo "make install  only make the virtual environment ($(VENV))"
-	@echo "make bench-identity, bench-law, bench-overhead, bench-kernels, bench-perplexity"
+	@echo "make bench-identity, bench-drafters, bench-law, bench-overhead, bench-kernels, bench-perplexity"
 	@echo "              the measurements kept under benchmarks/results"
 	@echo "make embedded-head  train the EAGLE-3 head that comes with the package again"
 	@echo "make figures  write the README's figures from them"
@@ -59,8 +60,18 @@ lint: $(READY)
 test: lint fetch
 	$(BIN)/python -m pytest -n $(WORKERS)
 
+bench: fetch
+	$(BIN)/foredraft bench --install
+	$(BIN)/foredraft bench
+
+bench-quick: fetch
+	$(BIN)/foredraft bench --preset quick
+
 bench-identity: fetch
 	$(BIN)/python benchmarks/identity.py
+
+bench-drafters: fetch
+	$(BIN)/python benchmarks/drafters.py
 
 bench-law: fetch
 	$(BIN)/python benchmarks/law.py
