@@ -20,6 +20,8 @@ help:
 	@echo "make bench-identity, bench-drafters, bench-law, bench-overhead, bench-kernels, bench-perplexity"
 	@echo "              the measurements kept under benchmarks/results"
 	@echo "make embedded-head  train the EAGLE-3 head that comes with the package again"
+	@echo "make soak, bench-serving  the server under load, MINUTES=30; its throughput by concurrency"
+	@echo "make fuzz     thousands of requests made from the server's own OpenAPI document"
 	@echo "make figures  write the README's figures from them"
 
 install: $(READY)
