@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from foredraft.engine.request import Request
 
-
 MOST_TENANTS = 4096
 """Tenants whose last turn is remembered."""
 
