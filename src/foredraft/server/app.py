@@ -22,6 +22,7 @@ from foredraft.server.errors import FAILED, ApiError
 from foredraft.server.gate import Gate
 from foredraft.server.keys import load_keys
 from foredraft.server.metrics import Metrics
+from foredraft.server.page import page_routes
 from foredraft.server.routes import api_routes
 from foredraft.server.service import Service
 from foredraft.server.stats import LiveStats
@@ -60,6 +61,7 @@ def build(engine: Engine, config: ServerConfig) -> Application:
     api = FastAPI(title="foredraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     api.include_router(api_routes(service))
     api.include_router(_operator_routes(service, metrics, stats))
+    api.include_router(page_routes())
     _errors(api)
     _describe(api)
     return Application(Gate(api, service, metrics.answered), api, service, metrics, stats)
@@ -96,8 +98,11 @@ def _operator_routes(service: Service, metrics: Metrics, stats: LiveStats) -> AP
     @router.get("/stats/stream", summary="Live figures, an event a second")
     async def live_stream() -> Response:
         async def events() -> AsyncGenerator[bytes, None]:
+            last = -1
             while not service.draining:
-                yield sse.event(shown())
+                points = stats.history.since(last)
+                last = points[-1]["number"] if points else last
+                yield sse.event(shown() | {"history": points})
                 await asyncio.sleep(STATS_EVERY)
 
         async def nothing() -> None:

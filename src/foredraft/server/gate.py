@@ -16,13 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foredraft.server.errors import FAILED, ApiError
 from foredraft.server.keys import Client
+from foredraft.server.page import PATHS as PAGE_PATHS
 from foredraft.server.pieces import Piece
 from foredraft.server.service import Service
 
 access = logging.getLogger("foredraft.access")
 log = logging.getLogger("foredraft.server")
 
-OPEN_PATHS = {"/health", "/ready", "/", "/openapi.json", "/docs"}
+OPEN_PATHS = {"/health", "/ready", "/openapi.json", "/docs"} | PAGE_PATHS
 ADMIN_PATHS = {"/metrics", "/stats", "/stats/stream"}
 BODY_TIMEOUT = 30.0
 """Seconds in which a request body must have arrived."""

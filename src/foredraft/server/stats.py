@@ -13,6 +13,7 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.loop import StepTimes
 from foredraft.engine.request import Request
 from foredraft.engine.stats import SpecStats
+from foredraft.server.history import History
 from foredraft.server.levels import Levels
 from foredraft.server.runner import Labels
 from foredraft.types import StepRecord
@@ -48,6 +49,7 @@ class LiveStats:
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self.levels = Levels(engine)
+        self.history = History(clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._started = clock()
@@ -76,6 +78,7 @@ class LiveStats:
             second = self._second()
             second.tokens += tokens
             self._tokens += tokens
+            self.history.add(key, tokens, steps)
             for counts in (self._total, second.counts):
                 counts.setdefault(key, Counter()).update(steps)
             last = self._last.get(id(request))
@@ -142,7 +145,7 @@ class LiveStats:
         return self._seconds[-1]
 
     def _category(self, category: str) -> str:
-        if category not in self._categories:
+        if category and category not in self._categories:
             if len(self._categories) >= CATEGORIES:
                 return "other"
             self._categories.add(category)
