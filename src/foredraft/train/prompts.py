@@ -11,6 +11,7 @@ import random
 import re
 import sysconfig
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from foredraft.train import prompt_words as words
@@ -166,6 +167,7 @@ def follow_ups(answered: Sequence[tuple[Conversation, str]], n: int, seed: int =
     return result
 
 
+@cache
 def _passages(longest: int = 1200) -> list[str]:
     """Paragraphs of prose from Python's language reference, in whole sentences."""
     from pydoc_data.topics import topics
@@ -180,6 +182,7 @@ def _passages(longest: int = 1200) -> list[str]:
     return result
 
 
+@cache
 def _functions(shortest: int = 5, longest: int = 30) -> list[str]:
     """Functions of the standard library, between ``shortest`` and ``longest`` lines."""
     folder = Path(sysconfig.get_paths()["stdlib"])
