@@ -224,6 +224,18 @@ def test_a_killed_run_goes_on_to_the_same_bits(target: Decoder, folder: Path, da
     assert any(name.startswith("adam.exp_avg_sq") for name in left)
 
 
+def test_bfloat16_training_learns_too(target: Decoder, data: Path, tmp_path: Path) -> None:
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        run = trainer(target, data, tmp_path / precision, steps=40, rollout=2, lr=1e-2, precision=precision)
+        history = run.run()
+        losses[precision] = history[-1].loss
+        assert history[-1].loss < history[0].loss
+        assert all(parameter.dtype == torch.float32 for parameter in run.net.parameters())
+    assert losses["bfloat16"] != losses["float32"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], abs=0.15)
+
+
 def test_training_stops_early_and_keeps_the_best(target: Decoder, data: Path, tmp_path: Path) -> None:
     run = trainer(target, data, tmp_path, steps=400, measure_every=1, patience=2, lr=1e-9)
     history = run.run()

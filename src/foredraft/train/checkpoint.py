@@ -52,5 +52,5 @@ def restore_optimizer(
 ) -> None:
     """The inverse of :func:`optimizer_tensors`."""
     for name, parameter in names.items():
-        own = {key: tensors[f"adam.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = own
+        moments = {key: tensors[f"adam.{key}.{name}"].to(parameter.device) for key in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": tensors[f"adam.step.{name}"]} | moments

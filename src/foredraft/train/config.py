@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,8 @@ class EagleTraining(Schema):
     """Drafted tokens a position in training (training-time test); it grows to this over the run."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Weight of each drafted token's loss relative to the one before it."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Number type of training's products; bfloat16 is for accelerators and for CPUs with instructions for it."""
     draft_vocab: Annotated[int, Field(ge=2)] = 8192
     """Tokens that the head can propose: the most frequent ones of the data."""
     candidates: Annotated[int, Field(ge=2)] = 2048

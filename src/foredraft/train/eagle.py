@@ -116,10 +116,12 @@ class EagleTrainer:
         torch.manual_seed(config.seed)
         self.parts = TargetParts(target, token_ids)
         self.taps = (*shape.taps, self.parts.decoder.shape.layers)
+        self.device = self.parts.decoder.device
         self.index = torch.full((shape.vocab,), -1, dtype=torch.int64)
         self.index[token_ids] = torch.arange(len(token_ids))
+        self.index = self.index.to(self.device)
         scale = usual_sizes(data, self.taps)[: len(shape.taps) * shape.target_hidden]
-        self.net = EagleNet(shape, FC_SLOWER * scale)
+        self.net = EagleNet(shape, FC_SLOWER * scale, self.device)
         if not self.checkpoint.exists():
             for name, value in initial_weights(self.parts, shape, start_texts(data, self.taps), scale).items():
                 self.net.set(name, value)
@@ -192,7 +194,8 @@ class EagleTrainer:
         total = 0.0
         self.net.train()
         for sample in batch:
-            loss = self._loss(sample, rollout) / tokens
+            with torch.autocast(self.device.type, torch.bfloat16, config.precision == "bfloat16"):
+                loss = self._loss(sample, rollout) / tokens
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), config.clip)
@@ -210,7 +213,7 @@ class EagleTrainer:
         text = self._text(sample)
         tokens, correction = self._candidates(text.law, sample.number)
         law = text.law[:, tokens]
-        loss, weights = torch.zeros(()), 0.0
+        loss, weights = torch.zeros((), device=self.device), 0.0
         for j, row in enumerate(self._draft(text, rollout, tokens)):
             each = -(law[j:] * functional.log_softmax(row + correction, -1)).sum(-1)
             loss = loss + self.config.decay**j * (each * text.known[j:]).sum()
@@ -221,10 +224,10 @@ class EagleTrainer:
         """Draft tokens of a softmax ``[C]``, and what is added to their logits so that the sum is right on average."""
         half, size = self.config.candidates // 2, law.shape[1]
         if 2 * half >= size:
-            return torch.arange(size), torch.zeros(size)
+            return torch.arange(size, device=self.device), torch.zeros(size, device=self.device)
         generator = torch.Generator().manual_seed(hash((self.config.seed, self.progress.step, number)) % 2**62)
         rest = torch.ones(size)
-        likely = law.amax(0).topk(half).indices
+        likely = law.amax(0).topk(half).indices.cpu()
         rest[likely] = 0
         drawn = rest.multinomial(half, generator=generator)
         return torch.cat([likely, drawn]), torch.cat(
@@ -232,10 +235,10 @@ class EagleTrainer:
         )
 
     def _text(self, sample: Sample) -> _Text:
-        ids = torch.tensor(sample.ids)
+        ids = torch.tensor(sample.ids, device=self.device)
         length = len(ids) - 2  # row t joins position t with token t+1 and foresees token t+2
         first = max(sample.prompt_length - 1, 0)
-        taps = sample.taps[: length + 1].float()
+        taps = sample.taps[: length + 1].to(self.device).float()
         with torch.no_grad():
             law = self.parts.law(taps[first + 1 :, -1])
             embeddings = self.parts.embed(ids[1 : length + 1])
@@ -261,12 +264,12 @@ class EagleTrainer:
             overlap += float(torch.minimum(text.law, logits[0].softmax(-1)).sum())
             rows += len(wanted)
             starts += max(len(wanted) - CHAIN + 1, 0)
-            alive = torch.ones(max(len(wanted) - CHAIN + 1, 0), dtype=torch.bool)
+            alive = torch.ones(max(len(wanted) - CHAIN + 1, 0), dtype=torch.bool, device=self.device)
             for j, row in enumerate(logits):
                 match = (row.argmax(-1) == wanted[j:])[: len(alive)]
-                tried[j] += alive.sum()
+                tried[j] += int(alive.sum())
                 alive = alive & match
-                accepted[j] += alive.sum()
+                accepted[j] += int(alive.sum())
         alpha = (accepted / tried.clamp(min=1)).tolist()
         return alpha, 1 + float(accepted.sum()) / max(starts, 1), overlap / max(rows, 1)
 

@@ -19,11 +19,12 @@ class EagleNet(nn.Module):
     Args:
         shape: Its sizes.
         tap_scale: ``[len(taps) * target_hidden]`` usual size of each dimension of the tapped states; None is ones.
+        device: Where the weights are.
     """
 
     tap_scale: Tensor
 
-    def __init__(self, shape: HeadShape, tap_scale: Tensor | None = None) -> None:
+    def __init__(self, shape: HeadShape, tap_scale: Tensor | None = None, device: torch.device | None = None) -> None:
         super().__init__()
         self.shape = shape
         wide = len(shape.taps) * shape.target_hidden
@@ -45,18 +46,20 @@ class EagleNet(nn.Module):
         sizes |= {f"layers.0.{name}": (d,) for name in norms} | {"norm": (d,)}
         self.weights = nn.ParameterDict({_key(name): nn.Parameter(_initial(size)) for name, size in sizes.items()})
         self.names = {f"{name}.weight": _key(name) for name in sizes}
-        self._rope = RopeTable(shape.rope, torch.float32, torch.device("cpu"))
+        self._rope = RopeTable(shape.rope, torch.float32, device or torch.device("cpu"))
+        self.to(device or torch.device("cpu"))
 
     def state(self) -> dict[str, Tensor]:
         """The weights under their names in a checkpoint (``fc.weight``, ``layers.0.self_attn.q_proj.weight`` …)."""
         found = {name: self.weights[key].detach() for name, key in self.names.items()}
-        return found | {"fc.weight": found["fc.weight"] / self.tap_scale}
+        found |= {"fc.weight": found["fc.weight"] / self.tap_scale}
+        return {name: value.cpu() for name, value in found.items()}
 
     def set(self, name: str, value: Tensor) -> None:
         """Sets one weight by its name in a checkpoint."""
         parameter = self.weights[self.names[name]]
         with torch.no_grad():
-            parameter.copy_(value * self.tap_scale if name == "fc.weight" else value)
+            parameter.copy_(value.to(parameter.device) * self.tap_scale if name == "fc.weight" else value)
 
     def forward(
         self, taps: Tensor, embeddings: Tensor, first: int, steps: int, wanted: Tensor | None = None
@@ -129,7 +132,7 @@ class EagleNet(nn.Module):
         return functional.linear(functional.silu(functional.linear(x, gate)) * functional.linear(x, up), down)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return functional.rms_norm(x, (x.shape[-1],), self.weights[_key(name)], self.shape.norm_eps)
+        return functional.rms_norm(x.float(), (x.shape[-1],), self.weights[_key(name)], self.shape.norm_eps)
 
 
 def _key(name: str) -> str:

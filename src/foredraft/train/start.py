@@ -58,7 +58,7 @@ def initial_weights(
         out = torch.randn(d, width) * (QUIET / width**0.5)
         if (decoder.shape.heads, decoder.shape.head_dim) == (shape.heads, shape.head_dim):
             _borrow(dense(last.qkv).float() * last.attn_norm.weight.float(), decoder.shape.kv_heads, shape, (q, k, v))
-            out = dense(last.out).float() * (QUIET / size)
+            out = dense(last.out).float().cpu() * (QUIET / size)
         first = width - own
         q[first:] = k[first:] = moments.white(own, shape.head_dim)
         v[first:], out[:, first:] = moments.map(own)
@@ -92,7 +92,7 @@ class _Moments:
             scaled = states[: last - first, :-1].flatten(1) / tap_scale
             size = states[:, -1].square().mean(-1, keepdim=True).sqrt()
             y = states[:, -1] / size
-            embedded = parts.embed(torch.tensor(sample.ids[first + 1 : last + 1]))
+            embedded = parts.embed(torch.tensor(sample.ids[first + 1 : last + 1], device=parts.rows.device)).cpu()
             pair = torch.cat([embedded / embedded.square().mean(-1, keepdim=True).sqrt(), y[:-1]], 1)
             taps += scaled.T @ scaled
             to_now += scaled.T @ y[:-1]

@@ -26,7 +26,7 @@ class TargetParts:
     def __init__(self, target: Target, token_ids: Tensor) -> None:
         self.decoder = as_decoder(target)
         self.token_ids = token_ids
-        self.rows = dense(self.decoder.head)[token_ids].float()
+        self.rows = dense(self.decoder.head)[token_ids.to(self.decoder.device)].float()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """``[n]`` ids -> ``[n, d]`` float32."""
