@@ -139,6 +139,15 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
     assert sum(ever_stops(break_even, 0.1, k, 400, rng) for _ in range(50)) == 50
 
 
+def test_the_budget_holds_by_itself() -> None:
+    """With a test that would hardly ever stop anybody; written tokens pay a little back."""
+    account, drafted = Account(1e-12, 64.0), 0
+    while account.limit("r") is None:
+        account.update("r", K, 0, 1, 0.25)
+        drafted += K
+    assert 64 < drafted <= 64 + K
+
+
 def test_pauses_grow_while_nothing_improves() -> None:
     account, lengths, paused = Account(0.01, 64.0), [], 0
     for _ in range(20_000):
