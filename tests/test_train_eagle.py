@@ -233,7 +233,7 @@ def test_bfloat16_training_learns_too(target: Decoder, data: Path, tmp_path: Pat
         assert history[-1].loss < history[0].loss
         assert all(parameter.dtype == torch.float32 for parameter in run.net.parameters())
     assert losses["bfloat16"] != losses["float32"]
-    assert losses["bfloat16"] == pytest.approx(losses["float32"], abs=0.15)
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], abs=0.4)
 
 
 def test_training_stops_early_and_keeps_the_best(target: Decoder, data: Path, tmp_path: Path) -> None:
