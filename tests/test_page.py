@@ -15,7 +15,9 @@ from browser import CHROMIUM, Browser, chromium
 from server_support import Running, reciting_engine, running
 
 from foredraft import Engine
+from foredraft.engine.costs import PassCosts
 from foredraft.models import catalog
+from foredraft.server.ceiling import Ceiling, measure, weight_bytes
 from foredraft.server.history import POINT, POINTS, History
 from foredraft.server.page import PATHS
 from foredraft.types import StepRecord
@@ -119,6 +121,24 @@ def test_history_keeps_ten_minutes_in_points() -> None:
     assert len(history._steps) <= POINTS
 
 
+@pytest.mark.real_model
+@pytest.mark.skipif(catalog.resolve("smollm2-135m") is None, reason="the small real model is not here")
+def test_the_ceiling_counts_what_a_pass_reads() -> None:
+    engine = Engine("smollm2-135m", None)
+    nbytes = weight_bytes(engine.target)
+    assert nbytes is not None
+    assert engine.target_info is not None
+    assert nbytes == pytest.approx(engine.target_info.file_bytes, rel=0.1)  # the file's blocks, packed as they are
+    passes = PassCosts()
+    ceiling = Ceiling(bandwidth=nbytes / 0.02, weight_bytes=nbytes)
+    assert ceiling.figures(passes) is None
+    passes.observe(1, 0.04)
+    figures = ceiling.figures(passes)
+    assert figures is not None
+    assert figures["share"] == pytest.approx(0.5)
+    assert measure(reciting_engine().target) is None  # a table has no weights
+
+
 # --- in the browser
 
 
@@ -129,6 +149,7 @@ def test_the_playground_colours_what_the_server_says(browser: Browser, tmp_path:
     """Both texts, token by token as the API gives them; figures and charts follow; nothing leaves the host."""
     engine = Engine("smollm2-135m", "lookup", max_batch=4, guard=True)
     with served(engine, served_name="smollm2-135m") as server:
+        server.application.stats.ceiling = measure(engine.target)
         page = opened(browser, server)
         page.until("connection.dataset.state === 'live'")
         height = page.run("document.body.scrollHeight")
@@ -157,7 +178,8 @@ def test_the_playground_colours_what_the_server_says(browser: Browser, tmp_path:
             found = page.run(f"[...speculative.querySelectorAll('[data-kind={kind}]')].map({colour})")
             assert set(found) == {expected}
         page.until("document.querySelectorAll('#alpha-chart .line, #alpha-chart .dot').length")
-        assert re.fullmatch(r"\d+ %", text_of(page, "#alpha"))
+        for tile in ("#alpha", "#ceiling"):
+            assert re.fullmatch(r"\d+ %", text_of(page, tile))
         assert re.fullmatch(r"\d\.\d\d", text_of(page, "#tau"))
         assert "since the start" in text_of(page, "#total")
         assert page.run("document.querySelectorAll('#position-chart .block').length") == 4

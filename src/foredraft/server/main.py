@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 
 from foredraft.errors import ConfigError
+from foredraft.server import ceiling
 from foredraft.server.app import Application
 from foredraft.server.config import ServerConfig
 
@@ -137,5 +138,6 @@ def serve(application: Application, started: Callable[[str], None]) -> None:
     config = application.service.config
     server = make_server(application)
     with contextlib.closing(listen(config)) as listening:
+        application.stats.ceiling = ceiling.measure(application.service.engine.target)
         started(address(config, listening))
         server.run(sockets=[listening])

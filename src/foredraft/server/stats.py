@@ -13,6 +13,7 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.loop import StepTimes
 from foredraft.engine.request import Request
 from foredraft.engine.stats import SpecStats
+from foredraft.server.ceiling import Ceiling
 from foredraft.server.history import History
 from foredraft.server.levels import Levels
 from foredraft.server.runner import Labels
@@ -50,6 +51,7 @@ class LiveStats:
         self.engine = engine
         self.levels = Levels(engine)
         self.history = History(clock)
+        self.ceiling: Ceiling | None = None
         self._clock = clock
         self._lock = threading.Lock()
         self._started = clock()
@@ -129,6 +131,7 @@ class LiveStats:
                     "pass_s_by_rows": {str(rows): costs.passes.level * shapes[rows] for rows in sorted(shapes)},
                     "draft_s_per_token": costs.drafts.per_token,
                 },
+                "ceiling": self.ceiling.figures(costs.passes) if self.ceiling is not None else None,
                 "latency": {"first_token_s": _quantiles(self._ttft), "inter_token_s": _quantiles(self._itl)},
                 "cache": {
                     "slots_in_use": self.levels.slots,

@@ -7,6 +7,7 @@ page shows texts of models and messages of the server; it writes them as text, a
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from importlib import resources
 
 from fastapi import APIRouter
@@ -52,7 +53,7 @@ def page_routes() -> APIRouter:
     return router
 
 
-def _sender(content: bytes, media_type: str) -> object:
+def _sender(content: bytes, media_type: str) -> Callable[[HttpRequest], Awaitable[Response]]:
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
 
     async def send(http: HttpRequest) -> Response:

@@ -63,7 +63,7 @@ export class Figures {
     write("speedup", faster || (stats.drafter === "none" ? "this server has no drafter" : "too few steps to tell"));
     const ceiling = stats.ceiling ?? null;
     write("ceiling", ceiling === null ? "not measured" : percent(ceiling.share));
-    write("ceiling-how", ceiling === null ? "\u00a0" : `memory reads ${short(ceiling.bandwidth / 1e9)} GB/s`);
+    write("ceiling-how", ceiling === null ? "\u00a0" : `plain step, ${short(ceiling.bandwidth / 1e9)} GB/s`);
   }
 
   /** Points come oldest first; after a lost connection they come again. */
