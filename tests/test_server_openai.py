@@ -24,7 +24,9 @@ def server() -> Iterator[Running]:
 
 
 def test_a_completion_is_what_the_engine_writes(server: Running) -> None:
-    answer = server.openai().completions.create(model="reciter", prompt=PROMPT, max_tokens=80, temperature=0)
+    answer = server.openai().completions.create(
+        model="reciter", prompt=PROMPT, max_tokens=80, temperature=0, extra_body={"speculation": {"k": 3}}
+    )
     [choice] = answer.choices
     assert choice.text == (SENTENCE * 3).encode()[:80].decode()
     assert choice.finish_reason == "length"
