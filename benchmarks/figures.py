@@ -1,4 +1,4 @@
-"""Writes the README's figures from the kept results, so that none is typed by hand.
+"""Writes the README's figures and docs/figures.md from the kept results, so that none is typed by hand.
 
 python benchmarks/figures.py
 """
@@ -144,11 +144,66 @@ def article(data: dict[str, Any]) -> list[str]:
     return lines
 
 
+def brief() -> list[str]:
+    """The README's few lines; the tables stand in docs/figures.md and docs/benchmarks.md."""
+    lines = []
+    if (runs := load("demo")) is not None:
+        rows = list(zip(*([*run["prompts"], run["total"]] for run in runs["runs"]), strict=True))
+        lines += [
+            f"`foredraft demo`, {len(runs['runs'])} runs: SmolLM2-135M-Instruct (4-bit GGUF), greedy, one request at a "
+            f"time, plain and speculative in turn ({machine(runs['runs'][0])}):",
+            "",
+            "| | " + " | ".join(row[0].get("name", "all") for row in rows) + " |",
+            "|---" * (len(rows) + 1) + "|",
+        ]
+        speeds = [sorted(row["speed_up"] for row in each) for each in rows]
+        middle = [f"{statistics.median(each):.2f}x ({each[0]:.2f}–{each[-1]:.2f})" for each in speeds]
+        lines += ["| over plain decoding | " + " | ".join(middle) + " |", ""]
+    if (data := load("identity")) is not None:
+        parts = [part for part in data["parts"].values() if "identical" in part]
+        texts = sum(part["identical"] + len(part["differences"]) for part in parts)
+        same = sum(part["identical"] for part in parts)
+        lines.append(
+            f"- **Same text**: {same} of {texts} greedy texts are plain decoding's, token for token, over two dtypes, "
+            "two drafters, draft lengths 1 to 8, alone and in batches."
+        )
+    if (data := load("law")) is not None:
+        rules = ", ".join(f"{name} {row['p_pair']:.2f}" for name, row in data["summary"].items())
+        samples = max(row["samples"] for row in data["summary"].values())
+        lines.append(
+            f"- **Same law**: up to {samples} samples a rule at T = 1 against plain decoding, p of the pair: {rules}."
+        )
+    if (data := load("overhead")) is not None:
+        parts = data["parts"]
+        shares = ", ".join(f"{name} {parts[name]['outside_share_median']:.1%}" for name in list(parts)[:3])
+        lines.append(f"- **Overhead**: share of a step at k = {data['k']} outside the models' passes: {shares}.")
+    if (data := load("speed")) is not None:
+        lines += bench(data)
+    return lines
+
+
+def bench(data: dict[str, Any]) -> list[str]:
+    """What the bench beside other engines found."""
+    summary, said = data["summary"], []
+    if (plain := summary.get("plain_vs_best_peer")) is not None:
+        said.append(f"plain decoding is {plain:.2f} times the fastest peer's plain decoding")
+    if (spec := summary.get("speculative_vs_best_peer")) is not None:
+        said.append(f"speculative decoding {spec['geomean']:.2f} times each category's best peer (geometric mean)")
+    if (worst := summary.get("worst_category_vs_plain")) is not None:
+        said.append(f"the worst category is at {worst:.2f} of our own plain decoding")
+    for size, value in (summary.get("batch_vs_vllm") or {}).items():
+        if value is not None:
+            said.append(f"{size} requests together: {value:.2f} times vLLM's CPU build")
+    where = "- **Beside other engines** (`make bench`, [all tables](docs/benchmarks.md)): "
+    return [where + "; ".join(said) + "."] if said else []
+
+
 def main() -> None:
     sections = []
     for name, write in (
         ("demo", demo),
         ("identity", identity),
+        ("identity-qwen", identity_qwen),
         ("law", law),
         ("overhead", overhead),
         ("article", article),
@@ -156,11 +211,16 @@ def main() -> None:
         data = load(name)
         if data is not None:
             sections.append("\n".join(write(data)))
+    page = ROOT / "docs" / "figures.md"
+    page.write_text(
+        "# Figures\nWritten by `make figures` from the results kept under `benchmarks/results`. Speed beside other "
+        "engines is in [benchmarks.md](benchmarks.md).\n\n" + "\n\n".join(sections) + "\n"
+    )
     readme = ROOT / "README.md"
     text = readme.read_text()
     head, rest = text.split(START)
     _, tail = rest.split(END)
-    readme.write_text(f"{head}{START}\n" + "\n\n".join(sections) + f"\n{END}{tail}")
+    readme.write_text(f"{head}{START}\n" + "\n".join(brief()) + f"\n{END}{tail}")
 
 
 if __name__ == "__main__":
