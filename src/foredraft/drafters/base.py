@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 from torch import Tensor
 
 from foredraft.drafters.outlook import Outlook, StepPrice
-from foredraft.errors import ConfigError
+from foredraft.errors import ConfigError, UnsupportedModelError
 from foredraft.models.base import Target
 from foredraft.sampling.drafting import Children
 from foredraft.types import NO_DRAFT, Draft, Verdict
@@ -169,3 +169,11 @@ class Drafter:
 
     def reset(self) -> None:
         """Forgets what was kept of requests that have ended, so that the next request starts cold."""
+
+
+def require_trees(context: DrafterContext) -> None:
+    """Raises UnsupportedModelError if the target cannot read a tree of tokens."""
+    if problem := getattr(context.target, "tree_problem", None):
+        raise UnsupportedModelError(
+            f"the target cannot read a tree of tokens: {problem}", field="drafter", remedy="use a drafter of chains"
+        )

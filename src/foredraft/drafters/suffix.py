@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from foredraft.drafters.base import DrafterContext, DraftRequest
+from foredraft.drafters.base import DrafterContext, DraftRequest, require_trees
 from foredraft.drafters.copying import Copy, CopyDrafter
 from foredraft.drafters.suffix_automaton import Place, SuffixAutomaton
 from foredraft.drafters.suffix_file import load, save, vocabulary
 from foredraft.drafters.suffix_pool import SuffixPool
-from foredraft.drafters.tree import require_trees
 from foredraft.errors import ConfigError
 
 log = logging.getLogger("foredraft")

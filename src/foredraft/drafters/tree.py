@@ -10,11 +10,11 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
+from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest, require_trees
 from foredraft.drafters.outlook import Outlook, StepPrice
 from foredraft.drafters.tree_growth import DynamicGrowth, Growth, StaticGrowth
 from foredraft.drafters.tree_shape import RankRates, Shape, best_shape
-from foredraft.errors import ConfigError, UnsupportedModelError
+from foredraft.errors import ConfigError
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
 
@@ -198,11 +198,3 @@ def _added(tree: Growth, nodes: Sequence[int], logits: Tensor) -> bool:
     except Exception:
         return False
     return True
-
-
-def require_trees(context: DrafterContext) -> None:
-    """Raises UnsupportedModelError if the target cannot read a tree of tokens."""
-    if problem := getattr(context.target, "tree_problem", None):
-        raise UnsupportedModelError(
-            f"the target cannot read a tree of tokens: {problem}", field="drafter", remedy="use a drafter of chains"
-        )

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
+from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest, require_trees
 from foredraft.drafters.copying import Calibration, Copy
 from foredraft.drafters.outlook import Outlook, StepPrice
-from foredraft.drafters.tree import require_trees
 from foredraft.errors import ConfigError
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
