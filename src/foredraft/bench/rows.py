@@ -55,7 +55,7 @@ class Row:
     @property
     def baseline(self) -> str:
         """Name of the row of the same engine and precision that decodes plainly."""
-        return row_name(self.engine, "plain", self.activations if self.ours else "")
+        return self.name if self.plain else row_name(self.engine, "plain", self.activations if self.ours else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +159,7 @@ def _llamacpp(setting: Setting) -> list[Row]:
     modes: list[tuple[str, dict[str, Any]]] = [
         ("plain", {"batches": True}),
         ("ngram-simple", {"speculation": "NGRAM_SIMPLE"}),
+        ("ngram-simple 4,8", {"speculation": "NGRAM_SIMPLE", "ngram_simple": [4, 8]}),
         ("ngram-map-k", {"speculation": "NGRAM_MAP_K"}),
         ("ngram-mod", {"speculation": "NGRAM_MOD", "remembers": True}),
         ("draft model", draft),
@@ -215,7 +216,11 @@ def _vllm(setting: Setting) -> list[Row]:
         if mode == EAGLE and setting.head is None:
             row = replace(row, absent="no exported head was given (--head)")
         rows.append(row)
-    return rows
+    plain = rows[0]
+    weights = "float32, dequantised from the same GGUF"
+    options = plain.options | {"dtype": "float32"}
+    name = row_name("vllm", "plain", "float32")
+    return [*rows, replace(plain, name=name, weights=weights, activations="float32", process=name, options=options)]
 
 
 _PRECISION = {

@@ -44,6 +44,8 @@ class LlamaCpp:
         if kind is not None:
             name = f"COMMON_SPECULATIVE_TYPE_{kind}"
             params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
+        if "ngram_simple" in options:  # its defaults find copies of 12 tokens only
+            params.speculative.ngram_simple.size_n, params.speculative.ngram_simple.size_m = options["ngram_simple"]
         if options.get("draft"):
             params.speculative.draft.mparams.path = options["draft"]
             params.speculative.draft.cpuparams_batch.n_threads = options["threads"]

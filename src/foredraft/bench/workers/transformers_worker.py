@@ -92,7 +92,7 @@ class Transformers:
                 started = time.perf_counter()
                 model(torch.arange(n)[None] + 200, past_key_values=cache)
                 taken = time.perf_counter() - started
-                cache.crop(context)
+                cache.crop(-n)
                 return taken
 
             return interleaved(run, rows, repeats)

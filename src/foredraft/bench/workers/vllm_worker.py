@@ -12,6 +12,7 @@ os.environ |= {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the driver has set how many; its own binding takes every core but one
     "NUMBA_THREADING_LAYER": "workqueue",  # else its n-gram search leaves later products one thread
     "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_PLUGINS": "",
 }
 
 import vllm
