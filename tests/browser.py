@@ -34,8 +34,8 @@ class Browser:
         complaints: Errors and warnings of the console, broken policies included.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], commands: int, answers: int) -> None:
-        self._child, self._commands, self._answers = child, commands, answers
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands, self._answers = commands, answers
         self._buffer = b""
         self._number = 0
         self._session: str | None = None
@@ -133,7 +133,7 @@ def chromium(profile: Path) -> Iterator[Browser]:
     os.close(theirs_in)
     os.close(theirs_out)
     try:
-        browser = Browser(child, ours_out, ours_in)
+        browser = Browser(ours_out, ours_in)
         yield browser
         browser._session = None
         browser.call("Browser.close")
