@@ -85,8 +85,15 @@ def write(results: Results, folder: Path | None) -> None:
 
     kept = folder / "benchmarks" / "results"
     kept.mkdir(parents=True, exist_ok=True)
-    replace_text(kept / f"{results.stem}.json", json.dumps(results.data, ensure_ascii=False, indent=None) + "\n")
+    replace_text(kept / f"{results.stem}.json", _json(results.data))
     write_pages(folder)
+
+
+def _json(data: dict[str, Any]) -> str:
+    """Indented, but one line a cell."""
+    head = json.dumps({name: value for name, value in data.items() if name != "cells"}, ensure_ascii=False, indent=1)
+    cells = ",\n".join("  " + json.dumps(cell, ensure_ascii=False) for cell in data["cells"])
+    return f'{head.removesuffix("}").rstrip()},\n "cells": [\n{cells}\n ]\n}}\n'
 
 
 def replace_text(path: Path, text: str) -> None:

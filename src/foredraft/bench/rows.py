@@ -68,6 +68,7 @@ class Setting:
     max_context: int
     say: Callable[[str], None]
     head: str | None = None
+    drafters: tuple[str, ...] = ()
 
 
 def row_name(engine: str, mode: str, activations: str = "") -> str:
@@ -93,21 +94,22 @@ def all_rows(setting: Setting, engines: Sequence[str], urls: Sequence[tuple[str,
 
 
 def own_drafters(setting: Setting) -> list[tuple[str, str]]:
-    """Mode and spec of each registered drafter that needs no more than the target or the named draft model."""
-    found = []
-    for entry in registry.entries():
-        if entry.name == "model":
-            if setting.draft is not None:
-                found.append(("draft model", f"model:{setting.draft}"))
-        elif not entry.summary.startswith("from "):
-            found.append((entry.name, entry.name))
-    return found
+    """Drafter specs and the activations that they run with: the main ones with both, the others with the faster."""
+    if setting.draft is None:
+        trained = [("eagle3", "int8"), ("tree:eagle3", "int8"), ("combined:suffix+eagle3", "both")]
+    else:
+        trained = [(f"model:{setting.draft}", "both"), (f"combined:suffix+model:{setting.draft}", "int8")]
+    copying = [("lookup", "both"), ("suffix", "int8"), ("lookup-tree", "int8")]
+    known = {entry.name for entry in registry.entries()}
+    asked = [(spec, "int8") for spec in setting.drafters]
+    return [(spec, which) for spec, which in [*copying, *trained, *asked] if spec.split(":")[0] in known]
 
 
 def _ours(setting: Setting) -> list[Row]:
     rows = []
     for activations in ("int8", "float32"):
-        for mode, drafter in [("plain", None), *own_drafters(setting)]:
+        wanted = [spec for spec, which in own_drafters(setting) if which in (activations, "both")]
+        for drafter in [None, *dict.fromkeys(wanted)]:
             options = {
                 "target": setting.target,
                 "dtype": "float32",
@@ -115,6 +117,7 @@ def _ours(setting: Setting) -> list[Row]:
                 "drafter": drafter,
                 "max_context": setting.max_context,
             }
+            mode = drafter or "plain"
             name = row_name(OURS, mode, activations)
             rows.append(
                 Row(name, OURS, mode, "as in the GGUF", activations, OURS, "foredraft_worker", options, batches=True)

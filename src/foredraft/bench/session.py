@@ -53,6 +53,7 @@ class Options:
         urls: Name and base address of OpenAI-compatible servers.
         threads: Of every engine; None for all cores.
         head: Folder of an exported EAGLE-3 head for vLLM.
+        drafters: More drafters of foredraft to measure.
         fresh: Forget finished cells.
         redo: Glob patterns of rows whose finished cells are forgotten.
     """
@@ -68,6 +69,7 @@ class Options:
     urls: tuple[tuple[str, str], ...] = ()
     threads: int | None = None
     head: str | None = None
+    drafters: tuple[str, ...] = ()
     fresh: bool = False
     redo: tuple[str, ...] = ()
 
@@ -123,7 +125,7 @@ def run(options: Options, show: Show, folder: Path | None) -> Results:
     contexts = [size for size in preset.contexts if size + preset.tokens + MARGIN <= shape.max_positions]
     preset = replace(preset, contexts=tuple(contexts))
     longest = max([*contexts, 1024]) + preset.tokens + MARGIN
-    setting = Setting(options.target, options.draft, threads, longest, show.line, options.head)
+    setting = Setting(options.target, options.draft, threads, longest, show.line, options.head, options.drafters)
     rows = _chosen(all_rows(setting, options.engines, options.urls), options.only)
     tokenizer = tokenizer_from_gguf(GGUFFile(gguf).metadata, str(gguf))
     if tokenizer is None:

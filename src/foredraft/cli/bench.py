@@ -105,6 +105,10 @@ def bench(
     head: Annotated[
         str | None, typer.Option("--head", metavar="DIR", help="An exported EAGLE-3 head for vLLM.")
     ] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option("--drafter", metavar="NAME[:ARG]", help="One more drafter of foredraft to measure."),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget finished cells and begin anew.")] = False,
     redo: Annotated[list[str] | None, typer.Option("--redo", metavar="GLOB", help="Measure these rows again.")] = None,
     only_install: Annotated[bool, typer.Option("--install", help="Only make the environments of the engines.")] = False,
@@ -138,6 +142,7 @@ def bench(
         urls=_urls(url or []),
         threads=threads,
         head=head,
+        drafters=tuple(drafter or ()),
         fresh=fresh,
         redo=tuple(redo or ()),
     )
