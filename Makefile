@@ -90,10 +90,10 @@ bench-perplexity: fetch
 bench-eagle: fetch
 	$(BIN)/python benchmarks/eagle.py
 
-# The recipe of the head that comes with the package: about two hours on two cores. It goes on where it was stopped.
+# The recipe of the head that comes with the package: about an hour on two cores. It goes on where it was stopped.
 embedded-head: fetch
-	$(BIN)/foredraft train data --out $(HEAD)/data --prompts 1500 --batch 24 --activations int8
-	$(BIN)/foredraft train eagle3 --data $(HEAD)/data --out $(HEAD)/run --steps 1450 --lr 8e-4
+	$(BIN)/foredraft train data --out $(HEAD)/data --prompts 1664 --batch 16 --activations int8
+	$(BIN)/foredraft train eagle3 --data $(HEAD)/data --out $(HEAD)/run --steps 1350 --warmup 30 --held-out 16
 	$(BIN)/foredraft export $(HEAD)/run/head --out src/foredraft/assets/smollm2-135m-eagle3 \
 		--verifier HuggingFaceTB/SmolLM2-135M-Instruct
 
