@@ -92,6 +92,13 @@ def test_what_was_not_measured_is_none_with_a_reason() -> None:
     assert all(found.reasons.values())
 
 
+def test_categories_that_were_not_reached_are_named() -> None:
+    found = summarise(cells(), ROWS, TRAFFIC, 2e8, 0.02, ["chat", "copy", "maths"])
+    assert found.values["speculative_vs_best_peer"]["maths"] is None
+    assert found.values["speculative_vs_best_peer"]["copy"] == pytest.approx(4.0)
+    assert "speculative_vs_best_peer, maths" in found.reasons
+
+
 def test_one_row_of_ours_stands_for_all_categories() -> None:
     """A user runs one drafter; the best of each category would flatter."""
     rows = [*ROWS, row("foredraft model (int8)")]
@@ -159,6 +166,7 @@ def test_results_and_pages(tmp_path: Path) -> None:
         assert "not run: building it needs cc" in shown
         assert "2026-01-02" in shown
         assert "2.25 times the fastest peer" in shown
+    assert data["cells"][0]["row"] == "foredraft plain (int8)"
     assert page.count("<svg") == 4  # of five pictures only that of contexts has nothing to show
     assert "<script" not in page
     assert "http" not in page.split("<svg")[0]

@@ -55,7 +55,7 @@ def findings(view: View) -> list[str]:
         found = behind["plain_vs_best_peer"]
         lines.append(f"Plain decoding: {plain:.2f} times the fastest peer ({found['ours']} against {found['peer']}).")
     if (speculative := summary["speculative_vs_best_peer"]) is not None:
-        parts = [f"{kind} {value:.2f}" for kind, value in speculative.items() if kind != "geomean"]
+        parts = [f"{kind} {value:.2f}" for kind, value in speculative.items() if kind != "geomean" and value]
         lines.append(
             f"Speculative decoding ({behind['speculative_vs_best_peer']['ours']}) against the best row of any peer, "
             f"plain or speculative, in each category: {speculative['geomean']:.2f} times as geometric mean; "

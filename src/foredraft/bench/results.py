@@ -14,7 +14,7 @@ from foredraft.bench.figures import identity
 from foredraft.bench.rows import Row
 from foredraft.bench.store import Cell, Store
 from foredraft.bench.summary import summarise
-from foredraft.bench.workloads import prompts
+from foredraft.bench.workloads import categories, prompts
 from foredraft.machine import provenance
 
 DEFAULT_TARGET = "smollm2-135m"
@@ -40,7 +40,7 @@ def collect(target: str, store: Store, bytes_of: Traffic, folder: Path | None) -
     cells = store.cells
     found = [Row(**row["row"]) for row in rows]
     bandwidth = max((value for run in runs for value in run["bandwidth"]), default=None)
-    summary = summarise(cells, found, bytes_of, bandwidth, _overhead(folder))
+    summary = summarise(cells, found, bytes_of, bandwidth, _overhead(folder), categories())
     same = identity(cells, {row.name: row.baseline for row in found})
     data = {
         "provenance": provenance(measure=False),

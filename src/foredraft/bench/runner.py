@@ -20,7 +20,7 @@ from foredraft.bench.rows import Row
 from foredraft.bench.store import Store
 from foredraft.bench.workloads import Prompt
 
-LOAD_TIMEOUT, TASK_TIMEOUT = 600.0, 600.0
+LOAD_TIMEOUT, TASK_TIMEOUT = 900.0, 600.0
 SLOW = 2.0
 """A row that has used this many times the median row's time rests in blocks that allow it."""
 

@@ -48,7 +48,12 @@ class Summary:
 
 
 def summarise(
-    cells: Sequence[Cell], rows: Sequence[Row], traffic: Traffic | None, bandwidth: float | None, overhead: float | None
+    cells: Sequence[Cell],
+    rows: Sequence[Row],
+    traffic: Traffic | None,
+    bandwidth: float | None,
+    overhead: float | None,
+    expected: Sequence[str] = (),
 ) -> Summary:
     """All figures.
 
@@ -58,6 +63,7 @@ def summarise(
         traffic: Bytes of a step of the target.
         bandwidth: Measured speed of reading memory, bytes a second.
         overhead: Share of a step outside the forward passes at k=4, measured on its own.
+        expected: Categories that a whole bench has; those that were not reached are named as missing.
     """
     out = Summary(dict.fromkeys(KEYS))
     maker = _Maker(cells, rows, out)
@@ -67,6 +73,12 @@ def summarise(
     maker.put("share_of_bandwidth", lambda: maker.share(traffic, bandwidth))
     maker.put("cost8_over_cost1", maker.cost_ratio)
     maker.put("batch_vs_vllm", maker.batch_vs_vllm)
+    missing = [category for category in expected if category not in maker.categories]
+    if missing and maker.categories:
+        for key in ("plain_vs_best_peer", "speculative_vs_best_peer", "worst_category_vs_plain"):
+            out.reasons[f"{key}, {', '.join(missing)}"] = "the time was up before"
+        if out.values["speculative_vs_best_peer"] is not None:
+            out.values["speculative_vs_best_peer"] |= dict.fromkeys(missing)
     out.values["overhead_share"] = overhead
     if overhead is None:
         out.reasons["overhead_share"] = "not measured; run 'make bench-overhead'"
