@@ -45,6 +45,8 @@ def _head(parameter: Any) -> Text:
 
 
 def _default(parameter: Any) -> str:
+    if parameter.param_type_name == "option" and parameter.required:
+        return "required"
     shown = getattr(parameter, "show_default", None)
     if isinstance(shown, str):
         return f"default: {shown}"
@@ -69,7 +71,7 @@ def render(command: Any, ctx: Any) -> str:
         if parameter not in arguments:
             panels.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(parameter)
     commands = getattr(command, "commands", {})
-    pieces = [*(f"[{p.name.upper()}]" if not p.required else p.name.upper() for p in arguments)]
+    pieces = [str(_head(p)) if p.required else f"[{_head(p)}]" for p in arguments]
     pieces += ["COMMAND …"] if commands else []
     with console.capture() as capture:
         console.print(Text.assemble(("Usage: ", "bold"), " ".join([ctx.command_path, "[OPTIONS]", *pieces])))

@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 the user can fix it (one line says how), 1 a bug, 130 inte
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -100,6 +101,8 @@ class ForedraftGroup(Group):
         elif isinstance(error, OSError) and error.errno in DISK_FULL:
             silence_stdout()
             print_error(f"{one_line(str(error.strerror)).lower()}; make room where the output goes and try again")
+        elif isinstance(error, OSError) and isinstance(error.filename, str | bytes | os.PathLike):
+            print_error(f"{os.fsdecode(error.filename)}: {one_line(str(error.strerror)).lower()}; name another place")
         else:
             print_error(f"unexpected {type(error).__name__}: {error}; run 'foredraft --debug …' to see where")
             return EXIT_BUG

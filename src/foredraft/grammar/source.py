@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from foredraft.config import SamplingParams
 from foredraft.errors import ConfigError
@@ -62,7 +62,7 @@ def _body(params: SamplingParams, field: str) -> dict[str, Any]:
     assert params.grammar is not None
     try:
         return {"lark_grammar": any_to_lark(params.grammar)}
-    except GbnfToLarkError as error:
+    except Exception as error:  # the library's reader of GBNF raises bare Exceptions, too
         raise ConfigError(f"cannot be read ({error})", field="grammar") from None
 
 

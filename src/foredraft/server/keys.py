@@ -92,9 +92,18 @@ def load_keys(config: ServerConfig) -> KeyRing:
     defaults = {"max_requests": config.key_requests, "tokens_per_minute": config.key_tokens_per_minute}
     entries: dict[str, tuple[bytes, Client]] = {}
     for name, table in _read_file(config.api_keys).items():
-        entry = KeyEntry(**table) if isinstance(table, dict) else None
-        if entry is None or not _NAME.fullmatch(name):
-            raise ConfigError(f"entry {name!r} is not a table [NAME] with a field sha256", field="api_keys")
+        if not isinstance(table, dict) or not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"entry {name!r} is not a table [NAME] with a field sha256",
+                field="api_keys",
+                remedy="make one with 'foredraft new-key NAME'",
+            )
+        try:
+            entry = KeyEntry(**table)
+        except ConfigError as error:
+            raise ConfigError(
+                f"entry {name!r}: {error}", field="api_keys", remedy="make one with 'foredraft new-key NAME'"
+            ) from None
         fields = {field: value for field, value in dict(entry).items() if value is not None and field != "sha256"}
         entries[name] = (bytes.fromhex(entry.sha256), Client(name, **(defaults | fields)))
     for number, text in enumerate(filter(None, os.environ.get(ENVIRONMENT, "").split(","))):

@@ -67,6 +67,7 @@ def record_data(
     """
     if loaded.tokenizer is None:
         raise ConfigError("the model has no tokenizer", field="target", remedy="use a model that carries one")
+    folder.mkdir(parents=True, exist_ok=True)  # a folder that cannot be written shall fail before the first answer
     layers = as_decoder(loaded.target).shape.layers
     engine = Engine(loaded, Recorder((*taps_of(layers), layers)), k=0, max_batch=batch, prefix_reuse=False)
     if conversations is not None:
@@ -123,7 +124,14 @@ def train_eagle3(
 
     Returns:
         The folder of the head, in the layout of ``speculators``.
+
+    Raises:
+        ConfigError: ``data`` holds no shards, or shards of another target.
     """
+    if not shard_paths(data):
+        raise ConfigError(
+            f"{data} holds no recorded answers", field="data", remedy="record some with 'foredraft train data'"
+        )
     shape, ids = _plan(loaded, data, out, config)
     trainer = EagleTrainer(loaded.target, shape, ids, config, data, out)
     history = trainer.run(report, until)
