@@ -27,7 +27,7 @@ class _Text:
 
     Attributes:
         state: The head's keys and values; None until the target's first pass shows where its states begin.
-        waiting: Features of committed positions that the head has not read.
+        waiting: Hidden states ``[n, taps, target_hidden]`` of committed positions that the head has not read.
     """
 
     state: HeadState | None = None
@@ -117,7 +117,7 @@ class Eagle3Drafter(Drafter):
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
         assert taps is not None
         text = self._texts.setdefault(request.id, _Text())
-        text.waiting.append(self.head.fuse(taps))
+        text.waiting.append(taps)
         if verdict is None:  # a chunk of the prompt: where it begins is known once the prompt's end is there
             return
         if text.state is None:
@@ -155,14 +155,14 @@ class Eagle3Drafter(Drafter):
     def _read(self, request: DraftRequest, text: _Text, keep: int = 0) -> None:
         """Reads waiting rows in chunks until at most ``keep`` are left."""
         assert text.state is not None
-        features = torch.cat(text.waiting)
-        while features.shape[0] > keep:
-            part = features[: min(CHUNK, features.shape[0] - keep)]
+        states = torch.cat(text.waiting)
+        while states.shape[0] > keep:
+            part = states[: min(CHUNK, states.shape[0] - keep)]
             tokens = self._tokens(request, text.state, part.shape[0])
-            self.head.step([HeadSegment(text.state, tokens, part, logits_from=len(tokens))])
+            self.head.step([HeadSegment(text.state, tokens, self.head.fuse(part), logits_from=len(tokens))])
             text.state.commit(len(tokens))
-            features = features[part.shape[0] :]
-        text.waiting = [features] if features.shape[0] else []
+            states = states[part.shape[0] :]
+        text.waiting = [states] if states.shape[0] else []
 
     def _tokens(self, request: DraftRequest, state: HeadState, rows: int) -> list[int]:
         """The token after each of the next ``rows`` positions."""
@@ -176,9 +176,9 @@ class Eagle3Drafter(Drafter):
             return None
         if text.rows > CHUNK:
             self._read(request, text, keep=1)
-        features = text.waiting[0] if len(text.waiting) == 1 else torch.cat(text.waiting)
-        tokens = self._tokens(request, text.state, features.shape[0])
-        segment = HeadSegment(text.state, tokens, features, logits_from=len(tokens) - 1)
+        states = text.waiting[0] if len(text.waiting) == 1 else torch.cat(text.waiting)
+        tokens = self._tokens(request, text.state, states.shape[0])
+        segment = HeadSegment(text.state, tokens, self.head.fuse(states), logits_from=len(tokens) - 1)
         return _Writing(request, text, k, segment)
 
     def _write(self, job: _Writing, logits: Tensor, feature: Tensor) -> bool:
