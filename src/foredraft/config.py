@@ -120,7 +120,7 @@ class SamplingParams(Schema):
     min_tokens: Annotated[int, Field(ge=0)] = 0
     """End-of-sequence and stop tokens are banned until this many tokens are out."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    """Most tokens to write; None goes on to the end of the context."""
+    """Most tokens to write; none: on to the end of the context."""
     stop: Annotated[tuple[str, ...], BeforeValidator(_one_or_many)] = ()
     """The text ends before the first of these strings."""
     stop_token_ids: tuple[int, ...] = ()
@@ -130,7 +130,7 @@ class SamplingParams(Schema):
     ignore_eos: bool = False
     """Go on past the end-of-sequence token."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Seed of this request's random numbers; None draws a fresh one, returned with the result."""
+    """Seed of this request's random numbers; without it a fresh one is drawn, and returned with the result."""
     logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
     """Return log-probabilities of each token under the model's unfiltered law, and of this many likeliest others."""
 

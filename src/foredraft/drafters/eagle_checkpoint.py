@@ -62,7 +62,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         config = json.loads((path / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"holds no readable config.json ({error})", field=str(path)) from None
+        raise ModelLoadError(
+            f"holds no readable config.json ({getattr(error, 'strerror', None) or error})",
+            field=str(path),
+            remedy="name the folder of an EAGLE-3 checkpoint",
+        ) from None
     found = sorted(path.glob("*.safetensors"))
     if not found:
         pickled = sorted([*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")])

@@ -59,6 +59,7 @@ class Grammar:
         # Ordinary tokens among the ends (stop_token_ids) may be part of the text, so the grammar decides on them.
         self._end_only = np.array(sorted(end_ids & vocabulary.special), dtype=np.intp)
         self._walked: list[int] = []
+        self._trouble = ""  # the parser's last complaint
         self._banned: dict[Path, NDArray[np.bool_] | None] = {}
         self._buffer = np.zeros(vocabulary.size // 32 + 1, dtype=np.int32)
 
@@ -115,7 +116,7 @@ class Grammar:
         if kept and kept[-1] in self._ends and not self._walk(kept):
             kept = kept[:-1]
         if not self._walk(kept):
-            raise ConfigError("a token was written that it does not admit", field=self.field)
+            raise ConfigError(self._trouble or "a token was written that it does not admit", field=self.field)
         self._committed += kept
         self._walked = []
         self._banned = {}
@@ -130,6 +131,8 @@ class Grammar:
             del self._walked[shared:]
         for token in path[shared:]:
             if token >= self._size or token in self._end_only or not self._matcher.try_consume_tokens([token]):
+                if self._matcher.is_error():
+                    self._begin_again()
                 return False
             self._walked.append(token)
         return True
@@ -144,16 +147,19 @@ class Grammar:
             banned = np.ones(self._width, dtype=np.bool_)
             np.equal(bits, 0, out=banned[: len(bits)])
         if matcher.is_error():
-            self._begin_again()  # an error would stay, and perhaps only a draft led there
-            raise ConfigError(f"cannot go on: {_short(matcher.get_error())}", field=self.field)
+            self._begin_again()
+            raise ConfigError(self._trouble, field=self.field)
         banned[self._end_only] = not matcher.is_accepting()
         return banned
 
     def _begin_again(self) -> None:
+        """Away from an error, which would stay, though perhaps only a draft led there."""
+        self._trouble = f"cannot go on: {_short(self._matcher.get_error())}"
         self._matcher = self._start.deep_copy()
         self._matcher.try_consume_tokens(self._committed)
         self._walked = []
 
 
 def _short(text: str, most: int = 300) -> str:
-    return " ".join(text.split())[:most]
+    """On one line, without the parser's state, which holds the client's text."""
+    return " ".join(text.partition("<state>")[0].split())[:most]
