@@ -336,6 +336,14 @@ def test_a_parser_at_its_limits_recovers_where_only_a_draft_led_there() -> None:
     assert list(~asked.banned(())) == reference((0,))
 
 
+def test_long_forced_texts_are_not_spelled_out_in_every_step() -> None:
+    short, long = (grammar(forcing(), regex=f"(ab){{{n}}}") for n in (20, 2000))
+    assert short.forced((), 3)
+    assert long.forced((), 3) == []
+    long._matcher = None  # type: ignore[assignment]
+    assert long.forced((), 3) == []  # nor asked for again
+
+
 def test_a_parser_past_its_limits_says_so_and_nothing_of_the_text() -> None:
     count = 2100  # more rules at one place than the parser holds
     rules = "\n".join(f'r{i}: "b" "a"*' for i in range(count))

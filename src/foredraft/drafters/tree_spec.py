@@ -8,7 +8,7 @@ from foredraft.errors import ConfigError
 
 OPTIONS = ("depth", "branch", "nodes")
 FORM = "MODEL or eagle3 or eagle3:FOLDER, then any of depth=6,branch=4,nodes=16,static"
-SAY = "after tree: write"
+HOW = f"after tree: write {FORM}"
 
 
 def parse(argument: str | None, context: DrafterContext) -> tuple[NodeScorer, int, int, int, bool]:
@@ -27,9 +27,9 @@ def parse(argument: str | None, context: DrafterContext) -> tuple[NodeScorer, in
         elif key in OPTIONS and value.isdecimal():
             values[key] = int(value)
         else:
-            raise ConfigError(f"option {option!r} is unknown", field="drafter tree", remedy=f"{SAY} {FORM}")
+            raise ConfigError(f"option {option!r} is unknown", field="drafter tree", remedy=HOW)
     if not name:
-        raise ConfigError("names nothing to draft with", field="drafter tree", remedy=f"{SAY} {FORM}")
+        raise ConfigError("names nothing to draft with", field="drafter tree", remedy=HOW)
     return _scorer(name, context), values["depth"], values["branch"], values["nodes"], static
 
 

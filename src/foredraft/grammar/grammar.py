@@ -19,6 +19,9 @@ from foredraft.grammar.vocabulary import GrammarVocabulary
 
 Path = tuple[int, ...]
 NEVER = float("-inf")
+_FARTHEST = 2048
+"""Bytes that must come next, up to which they are drafted. Finding them takes time in proportion to their number, in
+every step and while other requests wait, so after a longer run nobody asks again."""
 
 
 class Grammar:
@@ -54,7 +57,7 @@ class Grammar:
         self._committed: list[int] = []
         self._width = width
         self._size = vocabulary.size
-        self._canonical = vocabulary.canonical
+        self._forcing = vocabulary.canonical
         self._ends = end_ids
         # Ordinary tokens among the ends (stop_token_ids) may be part of the text, so the grammar decides on them.
         self._end_only = np.array(sorted(end_ids & vocabulary.special), dtype=np.intp)
@@ -102,7 +105,11 @@ class Grammar:
 
         Other tokens may spell the same text, so these are a good draft, not the only law.
         """
-        if most < 1 or not self._canonical or not self._walk(tuple(path)) or not self._matcher.compute_ff_bytes():
+        if most < 1 or not self._forcing or not self._walk(tuple(path)):
+            return []
+        ahead = len(self._matcher.compute_ff_bytes())
+        self._forcing = ahead <= _FARTHEST
+        if not 0 < ahead <= _FARTHEST:
             return []
         return [token for token in self._matcher.compute_ff_tokens() if token < self._size][:most]
 
