@@ -184,6 +184,19 @@ def test_a_reader_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyP
         server.settled()
 
 
+def test_a_refused_request_is_logged_with_its_route_and_no_other_path(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREDRAFT_API_KEYS", "bob=0123456789abcdef")
+    with caplog.at_level(logging.INFO, "foredraft"), running(reciting_engine()) as server, server.http() as http:
+        for path in ("/v1/completions", "/metrics", "/my-password-is-hunter2"):
+            assert http.get(path).status_code == 401
+        assert http.get("/ready").status_code == 200
+        eventually(lambda: len([r for r in caplog.records if r.name == "foredraft.access"]) == 3)
+    paths = [record.__dict__["facts"]["path"] for record in caplog.records if record.name == "foredraft.access"]
+    assert paths == ["/v1/completions", "/metrics", "other"]
+
+
 def test_logs_hold_no_text_unless_asked(caplog: pytest.LogCaptureFixture) -> None:
     secret = "my password is hunter2"
     for log_prompts in (False, True):

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from foredraft import __version__
 from foredraft.engine.engine import Engine
@@ -59,12 +60,13 @@ def build(engine: Engine, config: ServerConfig) -> Application:
         await service.stop()
 
     api = FastAPI(title="foredraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    api.include_router(api_routes(service))
-    api.include_router(_operator_routes(service, metrics, stats))
-    api.include_router(page_routes())
+    routers = (api_routes(service), _operator_routes(service, metrics, stats), page_routes())
+    for router in routers:
+        api.include_router(router)
     _errors(api)
     _describe(api)
-    return Application(Gate(api, service, metrics.answered), api, service, metrics, stats)
+    paths = [route.path for router in routers for route in router.routes if isinstance(route, Route)]
+    return Application(Gate(api, service, metrics.answered, paths), api, service, metrics, stats)
 
 
 def _operator_routes(service: Service, metrics: Metrics, stats: LiveStats) -> APIRouter:

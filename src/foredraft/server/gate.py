@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,10 +80,11 @@ class Gate:
         app: What answers.
         service: Whose keys and limits hold.
         counted: Called with path and status of every answer.
+        paths: Those of the application's routes, to name them where a request never got to its route.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, counted: Any) -> None:
-        self.app, self.service, self.counted = app, service, counted
+    def __init__(self, app: ASGIApp, service: Service, counted: Any, paths: Collection[str] = ()) -> None:
+        self.app, self.service, self.counted, self.paths = app, service, counted, frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -144,10 +145,11 @@ class Gate:
         return b"".join(parts)
 
     def _note(self, scope: Scope, visit: Visit) -> None:
-        route = scope.get("route")
-        path = getattr(route, "path", "other")
+        # Paths with names in them, and those that no route has, are the client's text; a route is not.
+        fixed = scope["path"] if scope["path"] in self.paths else "other"
+        path = getattr(scope.get("route"), "path", fixed)
         self.counted(path, visit.status)
-        if path in OPEN_PATHS or path in ADMIN_PATHS:
+        if path in OPEN_PATHS or (path in ADMIN_PATHS and visit.status < 400):
             return
         seconds = round(time.monotonic() - visit.started, 4)
         facts = {"request_id": visit.id, "tenant": visit.client.name, "method": scope["method"], "path": path}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from foredraft.server import ceiling
 from foredraft.server.app import Application
 from foredraft.server.config import ServerConfig
 
+log = logging.getLogger("foredraft.server")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -62,6 +64,7 @@ class Server(uvicorn.Server):
         service = self.application.service
         service.draining = True
         service.event("draining", f"{service.in_flight} requests in flight")
+        log.info("draining: %d requests in flight, nothing new is taken", service.in_flight)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(service.config.drain_timeout):
                 while service.in_flight and not self.should_exit:
