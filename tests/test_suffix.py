@@ -206,6 +206,11 @@ def test_the_pool_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
         SuffixDrafter(file=tmp_path / "pool.npz").attach(context())
 
 
+def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"drafter suffix: .*pool.npz cannot be written"):
+        SuffixDrafter(file=tmp_path / "missing" / "pool.npz").attach(context())
+
+
 def rewritten(path: Path, **changes: Any) -> None:
     with np.load(path, allow_pickle=False) as arrays:
         parts = dict(arrays) | changes

@@ -18,7 +18,8 @@ def gguf_path(target: str) -> Path:
     """
     path = resolve(target) if find(target) is not None else Path(target).expanduser()
     if path is None or path.suffix != ".gguf" or not path.exists():
-        raise UnavailableError(f"there is no GGUF of {target} here; run 'foredraft models fetch {target}'")
+        how = f"run 'foredraft models fetch {target}'" if find(target) else "give a .gguf file or a catalogue name"
+        raise UnavailableError(f"there is no GGUF of {target} here; {how}")
     return path
 
 

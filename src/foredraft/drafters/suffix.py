@@ -7,6 +7,7 @@ tenant, the likeliest tokens are followed; the suffix with the highest expected 
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -153,6 +154,12 @@ class SuffixDrafter(CopyDrafter):
             meaning = vocabulary(context)
             if self.file.exists():
                 load(self.pool, self.file, meaning, context.target.vocab_size)
+            elif not os.access(self.file.parent, os.W_OK):  # said now, not when the outputs are lost
+                raise ConfigError(
+                    f"{self.file} cannot be written",
+                    field="drafter suffix",
+                    remedy="give file= a path in a folder of yours",
+                )
             self._meaning = meaning
             weakref.finalize(self, _save_quietly, self.pool, self.file, meaning)
 

@@ -88,6 +88,12 @@ def listen(config: ServerConfig) -> socket.socket:
         found = socket.socket(family)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((config.host, config.port))
+    except socket.gaierror as problem:
+        raise ConfigError(
+            f"{config.host!r} is no address of this machine ({problem.strerror})",
+            field="host",
+            remedy="use 127.0.0.1, or 0.0.0.0 for every interface",
+        ) from None
     except OSError as problem:
         raise ConfigError(
             f"cannot listen on {config.host} port {config.port} ({problem.strerror or problem})",
