@@ -73,7 +73,8 @@ def test_every_cut_gives_the_same(family: Family, text: str, wanted: list[Event]
 
 PARTS = st.sampled_from(
     ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", '{"name": "f", "arguments": {"x": 1}}',
-     '{"name":"g.h","parameters":{"s":"}\\\\"}}', "[", "]", "{", "}", '"', "\\", "f", "g.h", " ", "\n", ";", "é", "text"]
+     '{"name":"g.h","parameters":{"s":"}\\\\"}}', "[", "]", "{", "}", '"', "\\", "f", "g.h", " ", "\n", ";",
+     "é", "text"]
 )  # fmt: skip
 
 

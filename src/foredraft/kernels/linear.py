@@ -92,8 +92,9 @@ def _dense(stored: Tensor, source: Source, out_features: int, in_features: int) 
     rows = stored.view(torch.uint8).view(out_features, -1).numpy()
     return torch.from_numpy(gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[source.name])).float()
 
+
 ALONE = 8_000_000
-"""Multiplications up to which one thread does a product: waking others takes as long, and far longer on a busy machine."""
+"""Multiplications up to which one thread does a product: waking others takes as long, far longer on a busy machine."""
 
 
 class PackedLinear:
