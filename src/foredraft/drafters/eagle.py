@@ -77,6 +77,7 @@ class Eagle3Drafter(Drafter):
         self._keep = 0
         # Logits over the target's vocabulary; what the head cannot propose stays at -inf.
         self._row = torch.full((head.shape.vocab,), -torch.inf)
+        self._ids = head.weights.token_ids.numpy()
 
     @classmethod
     def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
@@ -186,7 +187,7 @@ class Eagle3Drafter(Drafter):
 
         What was drawn stands. A draft ends where the request allows no token that the head can propose.
         """
-        self._row[self.head.weights.token_ids] = logits
+        self._row.numpy()[self._ids] = logits.numpy()  # torch would wake other threads for it
         try:
             token, law = job.request.sampler.draw(self._row, job.tokens)
         except DrafterError:

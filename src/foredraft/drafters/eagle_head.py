@@ -7,7 +7,8 @@ further on (EAGLE, Li 2024, arXiv 2401.15077; EAGLE-3, Li 2025, arXiv 2503.01840
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,9 @@ from foredraft.models.linear import Linear
 from foredraft.models.norm import RMSNorm
 from foredraft.models.rope import RopeTable, rotate
 from foredraft.models.shape import Rope
+
+ALONE = 32
+"""Rows up to which a step is left to one thread: sharing its many small products out takes longer than doing them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,10 @@ class EagleHead:
             For each segment logits ``[n - logits_from, D]`` over the draft vocabulary, and hidden ``[n, d]``, which
             is the feature of each row's children; both float32.
         """
+        with _threads(sum(len(segment.tokens) for segment in segments)):
+            return self._step(segments)
+
+    def _step(self, segments: Sequence[HeadSegment]) -> tuple[list[Tensor], list[Tensor]]:
         w, shape = self.weights, self.shape
         tokens = torch.tensor([token for segment in segments for token in segment.tokens])
         features = [segment.features for segment in segments]
@@ -223,6 +231,20 @@ class EagleHead:
         wanted = [own[segment.logits_from :] for segment, own in zip(segments, hidden, strict=True)]
         logits = w.lm_head(_norm(torch.cat(wanted) if len(wanted) > 1 else wanted[0], w.final_norm))
         return list(torch.split(logits, [part.shape[0] for part in wanted])), hidden
+
+
+@contextlib.contextmanager
+def _threads(rows: int) -> Iterator[None]:
+    """One thread for a few rows, as many as there are for more."""
+    before = torch.get_num_threads()
+    if rows > ALONE or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _norm(x: Tensor, norm: RMSNorm) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from foredraft.drafters.tree_growth import DynamicGrowth, Growth, StaticGrowth
 from foredraft.drafters.tree_shape import RankRates, Shape, best_shape
 from foredraft.errors import ConfigError
 from foredraft.types import NO_DRAFT, Draft, Verdict
+
+log = logging.getLogger("foredraft")
 
 
 class NodeScorer(Protocol):
@@ -90,6 +93,7 @@ class TreeDrafter(Drafter):
         self.clock = clock
         self._states: dict[str, _State] = {}
         self._seconds: deque[float] = deque(maxlen=9)  # of the latest passes, one a level
+        self._told = False
 
     @classmethod
     def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
@@ -187,7 +191,10 @@ class TreeDrafter(Drafter):
             start = self.clock()
             rows = self.scorer.behind(growing, [len(nodes) for _, nodes in fronts])
             self._seconds.append(self.clock() - start)
-        except Exception:
+        except Exception as error:
+            if not self._told:
+                log.warning("trees stay as deep as they are, since scoring a level failed: %s", error)
+            self._told = True
             return []
         return [tree for (tree, nodes), logits in zip(fronts, rows, strict=True) if _added(tree, nodes, logits)]
 
