@@ -191,9 +191,11 @@ def bench(data: dict[str, Any]) -> list[str]:
         said.append(f"speculative decoding {spec['geomean']:.2f} times each category's best peer (geometric mean)")
     if (worst := summary.get("worst_category_vs_plain")) is not None:
         said.append(f"the worst category is at {worst:.2f} of our own plain decoding")
+    behind = data.get("summary_behind", {}).get("batch_vs_vllm", {})
     for size, value in (summary.get("batch_vs_vllm") or {}).items():
         if value is not None:
-            said.append(f"{size} requests together: {value:.2f} times vLLM's CPU build")
+            peer = behind.get(size, {}).get("peer", "vLLM on a CPU")
+            said.append(f"{size} requests together: {value:.2f} times the best row of vLLM that ran, {peer}")
     where = "- **Beside other engines** (`make bench`, [all tables](docs/benchmarks.md)): "
     return [where + "; ".join(said) + "."] if said else []
 
