@@ -196,7 +196,9 @@ def bench(data: dict[str, Any]) -> list[str]:
         if value is not None:
             peer = behind.get(size, {}).get("peer", "vLLM on a CPU")
             said.append(f"{size} requests together: {value:.2f} times the best row of vLLM that ran, {peer}")
-    where = "- **Beside other engines** (`make bench`, [all tables](docs/benchmarks.md)): "
+    greedy = [cell for cell in data["cells"] if cell["part"] == "speed"]
+    prompts = len({(cell["group"], *cell["prompts"]) for cell in greedy if cell["row"].startswith("openvino")})
+    where = f"- **Beside other engines** (`make bench`, {prompts} prompts, [all tables](docs/benchmarks.md)): "
     return [where + "; ".join(said) + "."] if said else []
 
 
