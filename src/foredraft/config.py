@@ -141,7 +141,10 @@ class SamplingParams(Schema):
     @property
     def structured_field(self) -> str | None:
         """Which of the four kinds of structure is asked for, by field name."""
-        return next((field for field in _STRUCTURES if getattr(self, field) not in (None, False)), None)
+        return next(iter(self._structures()), None)
+
+    def _structures(self) -> list[str]:
+        return [field for field in _STRUCTURES if getattr(self, field) not in (None, False)]
 
     @model_validator(mode="after")
     def _check(self) -> SamplingParams:
@@ -152,7 +155,7 @@ class SamplingParams(Schema):
                 raise ConfigError("an entry is empty", field=field, remedy="remove it")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ConfigError("the list is empty, so no token could be drawn", field="allowed_token_ids")
-        structures = [field for field in _STRUCTURES if getattr(self, field) not in (None, False)]
+        structures = self._structures()
         if len(structures) > 1:
             raise ConfigError(f"cannot be joined with {structures[0]}", field=structures[1], remedy="give one of them")
         for field in ("structured_after", "structured_until"):

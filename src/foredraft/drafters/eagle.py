@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,9 +76,6 @@ class Eagle3Drafter(Drafter):
         self._texts: dict[str, _Text] = {}
         self._finished: list[_Finished] = []  # oldest first, as the target keeps prefixes of finished requests
         self._keep = 0
-        # Logits over the target's vocabulary; what the head cannot propose stays at -inf.
-        self._row = torch.full((head.shape.vocab,), -torch.inf)
-        self._ids = head.weights.token_ids.numpy()
 
     @classmethod
     def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
@@ -187,9 +185,8 @@ class Eagle3Drafter(Drafter):
 
         What was drawn stands. A draft ends where the request allows no token that the head can propose.
         """
-        self._row.numpy()[self._ids] = logits.numpy()  # torch would wake other threads for it
         try:
-            token, law = job.request.sampler.draw(self._row, job.tokens)
+            token, law = job.request.sampler.draw(self._wide(logits[None])[0], job.tokens)
         except DrafterError:
             if not job.tokens and not bool(torch.isfinite(logits).all()):
                 raise
@@ -199,6 +196,12 @@ class Eagle3Drafter(Drafter):
             job.laws.append(law)
         job.segment = HeadSegment(job.segment.state, [token], feature)
         return len(job.tokens) < job.k
+
+    def _wide(self, logits: Tensor) -> Tensor:
+        """``[n, D]`` over the draft vocabulary -> ``[n, V]``; what the head cannot propose stays at -inf."""
+        wide = np.full((logits.shape[0], self.head.shape.vocab), -np.inf, np.float32)
+        wide[:, self.head.weights.token_ids.numpy()] = logits.numpy()  # torch would wake other threads for it
+        return torch.from_numpy(wide)
 
 
 def _draft(job: _Writing) -> Draft:

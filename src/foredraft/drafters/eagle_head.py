@@ -190,7 +190,8 @@ class EagleHead:
     @torch.inference_mode()
     def fuse(self, taps: Tensor) -> Tensor:
         """``[n, len(taps), target_hidden]`` hidden states of the target -> ``[n, d]`` features, float32."""
-        return self.weights.fc(taps.float().flatten(1))
+        with _threads(taps.shape[0]):
+            return self.weights.fc(taps.float().flatten(1))
 
     @torch.inference_mode()
     def step(self, segments: Sequence[HeadSegment]) -> tuple[list[Tensor], list[Tensor]]:

@@ -59,9 +59,3 @@ class EagleNodes(Eagle3Drafter):
         state = self._texts[request.id].state
         assert state is not None
         return state
-
-    def _wide(self, logits: Tensor) -> Tensor:
-        """``[n, D]`` over the draft vocabulary -> ``[n, V]``; what the head cannot propose stays at -inf."""
-        wide = self._row.new_full((logits.shape[0], self.head.shape.vocab), -torch.inf)
-        wide[:, self.head.weights.token_ids] = logits
-        return wide

@@ -93,10 +93,6 @@ def _dense(stored: Tensor, source: Source, out_features: int, in_features: int) 
     return torch.from_numpy(gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[source.name])).float()
 
 
-ALONE = 8_000_000
-"""Multiplications up to which one thread does a product: waking others takes as long, far longer on a busy machine."""
-
-
 class PackedLinear:
     """``y [N, out] = x [N, in] W^T + bias`` for packed ``W``, stacked from one or more matrices along ``out``.
 
@@ -200,8 +196,7 @@ class PackedLinear:
         n, width = x.shape[0], self.out_features
         y = torch.empty(n, width)
         if n:
-            call, isa = library.library().fd_linear, library.isa()
-            threads = torch.get_num_threads() if n * width * self.in_features > ALONE else 1
+            call, threads, isa = library.library().fd_linear, torch.get_num_threads(), library.isa()
             pointer, step, target = x.data_ptr(), x.stride(0) if n > 1 else self.in_features, y.data_ptr()
             for number, weights, out, bias, first in self._parts:
                 call(

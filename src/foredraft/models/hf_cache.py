@@ -37,12 +37,14 @@ def cache_factory(config: Any) -> CacheFactory:
                 remedy="run it with RecurrentTarget (foredraft.models.hf_recurrent), which replays running states",
             )
 
-    def make() -> Any:
-        cache = DynamicCache(config=config)
-        cache.layers = [DynamicLayer() if kind(layer) == "window" else layer for layer in cache.layers]
-        return cache
+    return lambda: whole_cache(config)
 
-    return make
+
+def whole_cache(config: Any) -> Any:
+    """An empty cache whose windowed layers keep the whole text; the others as the model makes them."""
+    cache = DynamicCache(config=config)
+    cache.layers = [DynamicLayer() if kind(layer) == "window" else layer for layer in cache.layers]
+    return cache
 
 
 def kind(layer: Any) -> str | None:

@@ -9,14 +9,13 @@ from typing import Any
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import (
-    DynamicLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionLayer,
 )
 
 from foredraft.errors import UnsupportedModelError
 from foredraft.models.cache_checks import check_cut, kept_rows
-from foredraft.models.hf_cache import CacheFactory, HfCache, Slot, cut, kind, nbytes
+from foredraft.models.hf_cache import CacheFactory, HfCache, Slot, cut, kind, nbytes, whole_cache
 
 _STATES = (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 
@@ -42,12 +41,7 @@ def state_cache_factory(config: Any) -> CacheFactory:
                 remedy="use a model with attention, convolution or recurrent layers of the usual kinds",
             )
 
-    def make() -> Any:
-        cache = DynamicCache(config=config)
-        cache.layers = [DynamicLayer() if kind(layer) == "window" else layer for layer in cache.layers]
-        return cache
-
-    return make
+    return lambda: whole_cache(config)
 
 
 @dataclass(slots=True)
