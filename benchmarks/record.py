@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from foredraft.files import json_by_lines, replace_text
 from foredraft.machine import provenance
 
 RESULTS = Path(__file__).parent / "results"
@@ -37,7 +37,4 @@ class Record:
         self.save()
 
     def save(self) -> None:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".part")
-        temporary.write_text(json.dumps(self.data, indent=1, ensure_ascii=False) + "\n")
-        os.replace(temporary, self.path)
+        replace_text(self.path, json_by_lines(self.data, "parts"))

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.bench.plots import PICTURES, png, svg
-from foredraft.bench.results import DEFAULT_TARGET, replace_text
+from foredraft.bench.results import DEFAULT_TARGET
 from foredraft.bench.tables import NONE, Table, View, tables
 from foredraft.bench.workloads import prompts
+from foredraft.files import replace_text
 from foredraft.lab.report_style import CSS
 
 INTRO = (

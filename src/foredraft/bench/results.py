@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from foredraft.bench.rows import Row
 from foredraft.bench.store import Cell, Store
 from foredraft.bench.summary import summarise
 from foredraft.bench.workloads import categories, prompts
+from foredraft.files import json_by_lines, replace_text
 from foredraft.machine import provenance
 
 DEFAULT_TARGET = "smollm2-135m"
@@ -85,23 +85,8 @@ def write(results: Results, folder: Path | None) -> None:
 
     kept = folder / "benchmarks" / "results"
     kept.mkdir(parents=True, exist_ok=True)
-    replace_text(kept / f"{results.stem}.json", _json(results.data))
+    replace_text(kept / f"{results.stem}.json", json_by_lines(results.data, "cells"))
     write_pages(folder)
-
-
-def _json(data: dict[str, Any]) -> str:
-    """Indented, but one line a cell."""
-    head = json.dumps({name: value for name, value in data.items() if name != "cells"}, ensure_ascii=False, indent=1)
-    cells = ",\n".join("  " + json.dumps(cell, ensure_ascii=False) for cell in data["cells"])
-    return f'{head.removesuffix("}").rstrip()},\n "cells": [\n{cells}\n ]\n}}\n'
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, "utf-8")
-    os.replace(part, path)
 
 
 def _row_json(row: dict[str, Any]) -> dict[str, Any]:

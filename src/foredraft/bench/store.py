@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+from foredraft.files import replace_text
 
 Cell = dict[str, Any]
 """A finished task: its fields, ``key``, ``date``, ``commit``, and what the worker answered."""
@@ -56,9 +57,7 @@ class Store:
         dropped = len(self.entries) - len(kept)
         self.entries = kept
         self._done = {entry["key"] for entry in self.cells}
-        part = self.path.with_suffix(".part")
-        part.write_text("".join(json.dumps(entry) + "\n" for entry in kept), "utf-8")
-        os.replace(part, self.path)
+        replace_text(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
         return dropped
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.errors import ConfigError
+from foredraft.files import replace_text
 from foredraft.lab.acceptance import strips, table_a
 from foredraft.lab.char_models import (
     DRAFTER,
@@ -135,8 +136,8 @@ def run_article(
     _must_be_writable(out_dir)
     article = study(QUICK if quick else FULL, corpus, seed, retrain, quick, progress or NoProgress())
     report = ArticleReport(article, out_dir / "article.json", out_dir / "article.html", summary(article))
-    _write(report.json_path, article.model_dump_json(indent=1))
-    _write(report.html_path, page(article))
+    replace_text(report.json_path, article.model_dump_json(indent=1))
+    replace_text(report.html_path, page(article))
     for picture in PICTURES:
         png(picture, article, out_dir / f"{picture.name}.png")
     return report
@@ -224,14 +225,7 @@ def _must_be_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".probe"
-        _write(probe, "")
+        replace_text(probe, "")
         probe.unlink()
     except OSError as error:
         raise ConfigError(f"cannot write to {folder} ({error.strerror})", field="out", remedy="name another") from None
-
-
-def _write(path: Path, text: str) -> None:
-    """Replaces the file only once the new one is whole."""
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

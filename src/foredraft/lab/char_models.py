@@ -20,6 +20,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.errors import ForedraftError, ModelLoadError
+from foredraft.files import replace_text
 from foredraft.lab.corpus import Corpus
 from foredraft.lab.progress import NoProgress, Progress
 from foredraft.lab.training import CHECKPOINT, Schedule, train
@@ -148,9 +149,7 @@ def _train_into(
         "seed": seed,
     }
     (folder / CHECKPOINT).unlink(missing_ok=True)
-    unfinished = folder / f"{DONE}.part"
-    unfinished.write_text(json.dumps(facts, indent=1))
-    unfinished.replace(folder / DONE)
+    replace_text(folder / DONE, json.dumps(facts, indent=1))
 
 
 def _save(model: LlamaForCausalLM, corpus: Corpus, folder: Path) -> None:

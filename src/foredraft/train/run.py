@@ -17,6 +17,7 @@ from foredraft.drafters.eagle_head import HeadShape
 from foredraft.engine.engine import Engine
 from foredraft.errors import ConfigError
 from foredraft.export.speculators import Verifier, write_head
+from foredraft.files import replace_text
 from foredraft.models.info import LoadedModel
 from foredraft.models.rope import make_rope
 from foredraft.train.checkpoint import load_checkpoint
@@ -145,7 +146,7 @@ def train_eagle3(
 
 def write_history(out: Path, history: Sequence[Measure]) -> None:
     """``history.json`` and its plot."""
-    (out / "history.json").write_text(json.dumps([asdict(entry) for entry in history], indent=1) + "\n", "utf-8")
+    replace_text(out / "history.json", json.dumps([asdict(entry) for entry in history], indent=1) + "\n")
     if history:
         draw_history(history, out / "history.png")
 
