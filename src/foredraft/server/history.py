@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foredraft.engine.stats import SpecStats
@@ -63,14 +63,19 @@ class History:
         return int(self._clock()) // POINT
 
 
-def _acceptance(steps: dict[Key, Counter[StepRecord]], part: int) -> dict[str, Any]:
-    """α and τ by drafter (part 0) or category (part 1), where something was drafted."""
-    pooled: dict[str, SpecStats] = {}
-    for key, counts in steps.items():
+def pooled(counts: Mapping[Key, Counter[StepRecord]], part: int) -> dict[str, SpecStats]:
+    """Statistics by drafter (part 0) or category (part 1); requests without a category are in none."""
+    found: dict[str, SpecStats] = {}
+    for key, steps in counts.items():
         if key[part]:
-            pooled.setdefault(key[part], SpecStats()).counts.update(counts)
+            found.setdefault(key[part], SpecStats()).counts.update(steps)
+    return found
+
+
+def _acceptance(counts: Mapping[Key, Counter[StepRecord]], part: int) -> dict[str, Any]:
+    """α and τ, where something was drafted."""
     return {
         name: {"alpha": stats.draft_acceptance_rate, "tau": stats.mean_acceptance_length}
-        for name, stats in pooled.items()
+        for name, stats in pooled(counts, part).items()
         if stats.num_draft_tokens
     }

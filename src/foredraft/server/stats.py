@@ -14,7 +14,7 @@ from foredraft.engine.loop import StepTimes
 from foredraft.engine.request import Request
 from foredraft.engine.stats import SpecStats
 from foredraft.server.ceiling import Ceiling
-from foredraft.server.history import History
+from foredraft.server.history import History, Key, pooled
 from foredraft.server.levels import Levels
 from foredraft.server.runner import Labels
 from foredraft.types import StepRecord
@@ -34,7 +34,7 @@ class _Second:
 
     at: int
     tokens: int = 0
-    counts: dict[tuple[str, str], Counter[StepRecord]] = field(default_factory=dict)
+    counts: dict[Key, Counter[StepRecord]] = field(default_factory=dict)
 
 
 class LiveStats:
@@ -56,7 +56,7 @@ class LiveStats:
         self._lock = threading.Lock()
         self._started = clock()
         self._seconds: deque[_Second] = deque(maxlen=WINDOW + 1)
-        self._total: dict[tuple[str, str], Counter[StepRecord]] = {}
+        self._total: dict[Key, Counter[StepRecord]] = {}
         self._categories: set[str] = set()
         self._tokens = 0
         self._finished: Counter[str] = Counter()
@@ -106,7 +106,7 @@ class LiveStats:
         watch, costs = self.engine.watch, self.engine.controller
         with self._lock:
             now = int(self._clock())
-            recent: dict[tuple[str, str], Counter[StepRecord]] = {}
+            recent: dict[Key, Counter[StepRecord]] = {}
             for second in self._seconds:
                 if second.at > now - WINDOW:
                     for key, counts in second.counts.items():
@@ -155,12 +155,9 @@ class LiveStats:
         return category
 
 
-def _by(counts: dict[tuple[str, str], Counter[StepRecord]], part: int) -> dict[str, Any]:
+def _by(counts: dict[Key, Counter[StepRecord]], part: int) -> dict[str, Any]:
     """Pooled figures by drafter (part 0) or category (part 1)."""
-    pooled: dict[str, SpecStats] = {}
-    for key, steps in counts.items():
-        pooled.setdefault(key[part], SpecStats()).counts.update(steps)
-    return {name: _figures(stats) for name, stats in pooled.items() if part == 0 or name}
+    return {name: _figures(stats) for name, stats in pooled(counts, part).items()}
 
 
 def _figures(stats: SpecStats) -> dict[str, Any]:
