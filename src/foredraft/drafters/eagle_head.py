@@ -59,6 +59,7 @@ class HeadWeights:
 
     Attributes:
         fc: ``len(taps) * target_hidden -> d``.
+        input_norm, hidden_norm, final_norm: None in a head that has none (EAGLE-1).
         qkv: ``2 d -> (heads + 2 kv_heads) * head_dim``.
         gate_up: ``d -> 2 * intermediate``, gate first.
         lm_head: ``d -> D``.
@@ -66,14 +67,14 @@ class HeadWeights:
     """
 
     fc: Linear
-    input_norm: RMSNorm
-    hidden_norm: RMSNorm
+    input_norm: RMSNorm | None
+    hidden_norm: RMSNorm | None
     qkv: Linear
     out: Linear
     mlp_norm: RMSNorm
     gate_up: Linear
     down: Linear
-    final_norm: RMSNorm
+    final_norm: RMSNorm | None
     lm_head: Linear
     token_ids: Tensor
 
@@ -209,13 +210,12 @@ class EagleHead:
         tokens = torch.tensor([token for segment in segments for token in segment.tokens])
         features = [segment.features for segment in segments]
         feature = features[0] if len(features) == 1 else torch.cat(features)
-        normed = _norm(feature, w.hidden_norm)
         parents = [_parents(segment) for segment in segments]
         depths = [_depths(segment.state, own) for segment, own in zip(segments, parents, strict=True)]
         places = [s.state.position + depth for s, own in zip(segments, depths, strict=True) for depth in own]
         heads, kv = shape.heads, shape.kv_heads
-        qkv = w.qkv(torch.cat([_norm(self.embed(tokens).float(), w.input_norm), normed], -1))
-        qkv = qkv.view(-1, heads + 2 * kv, shape.head_dim)
+        joined, rest = self._join(self.embed(tokens).float(), feature)
+        qkv = w.qkv(joined).view(-1, heads + 2 * kv, shape.head_dim)
         qk = rotate(qkv[:, : heads + kv], *self._rope(torch.tensor(places), max(places)))
         sizes = [len(own) for own in parents]
         mixed, first = [], 0
@@ -224,14 +224,27 @@ class EagleHead:
             known = segment.state.add(qk[rows, heads:], qkv[rows, heads + kv :], own, deep)
             mixed.append(_attend(qk[rows, :heads], known, segment.state.mask(size), shape))
             first += size
-        rest = normed if shape.norm_before_residual else feature
         x = rest + w.out(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
         gate, up = w.gate_up(_norm(x, w.mlp_norm)).chunk(2, -1)
         x = x + w.down(functional.silu(gate) * up)
         hidden = list(torch.split(x, sizes))
         wanted = [own[segment.logits_from :] for segment, own in zip(segments, hidden, strict=True)]
-        logits = w.lm_head(_norm(torch.cat(wanted) if len(wanted) > 1 else wanted[0], w.final_norm))
+        logits = self._logits(torch.cat(wanted) if len(wanted) > 1 else wanted[0])
         return list(torch.split(logits, [part.shape[0] for part in wanted])), hidden
+
+    def _join(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings and features ``[n, d]`` -> what enters ``qkv``, and where the residual sum starts."""
+        w = self.weights
+        assert w.input_norm is not None
+        assert w.hidden_norm is not None
+        normed = _norm(feature, w.hidden_norm)
+        rest = normed if self.shape.norm_before_residual else feature
+        return torch.cat([_norm(embedded, w.input_norm), normed], -1), rest
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """The layer's outputs ``[n, d]`` -> ``[n, D]``."""
+        assert self.weights.final_norm is not None
+        return self.weights.lm_head(_norm(hidden, self.weights.final_norm))
 
 
 @contextlib.contextmanager
