@@ -167,8 +167,8 @@ class SamplingParams(Schema):
 VerifyChoice = Literal["auto", "rejection", "block", "coupled"]
 
 
-class SpeculationConfig(Schema):
-    """How drafts are made and checked."""
+class DraftingOptions(Schema):
+    """How long drafts are and how they are checked: what an engine and each of its requests can say."""
 
     k: Annotated[int, Field(ge=0, le=128)] | Literal["auto"] = "auto"
     """Drafted tokens a step; ``auto`` follows measured costs and acceptance, down to 0 and back."""
@@ -179,7 +179,14 @@ class SpeculationConfig(Schema):
     a seed gives one text whatever the drafter and k; block verification otherwise."""
 
 
-class EngineConfig(SpeculationConfig):
+class SpeculationConfig(DraftingOptions):
+    """How one request is drafted and checked."""
+
+    drafter: Annotated[str, Field(min_length=1)] | None = None
+    """Name of one of the engine's drafters; none: the first."""
+
+
+class EngineConfig(DraftingOptions):
     """Limits of one engine."""
 
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 8

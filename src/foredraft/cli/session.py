@@ -11,7 +11,7 @@ from pydantic import Field
 
 from foredraft.cli.console import stderr
 from foredraft.cli.options import Given, collect
-from foredraft.config import EngineConfig, Schema, SpeculationConfig
+from foredraft.config import DraftingOptions, EngineConfig, Schema
 from foredraft.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class EngineOptions(LoadOptions, EngineConfig):
     """Everything that an engine is made with besides its target and drafter."""
 
 
-PANELS: dict[str, type[Schema]] = {"Speculation": SpeculationConfig, "Engine": EngineConfig, "Loading": LoadOptions}
+PANELS: dict[str, type[Schema]] = {"Speculation": DraftingOptions, "Engine": EngineConfig, "Loading": LoadOptions}
 
 TargetOption = Annotated[
     str, typer.Option("--target", metavar="MODEL", help="Catalogue name, local folder, .gguf file or hub id.")

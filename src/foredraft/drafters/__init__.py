@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.base import Drafter as Drafter
     from foredraft.drafters.base import DrafterContext as DrafterContext
     from foredraft.drafters.base import DraftRequest as DraftRequest
+    from foredraft.drafters.choice import ChoiceDrafter as ChoiceDrafter
     from foredraft.drafters.combined import CombinedDrafter as CombinedDrafter
     from foredraft.drafters.lookup import LookupDrafter as LookupDrafter
     from foredraft.drafters.model import ModelDrafter as ModelDrafter
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from foredraft.drafters.suffix import SuffixDrafter as SuffixDrafter
 
 _WHERE = {
+    "ChoiceDrafter": "choice",
     "CombinedDrafter": "combined",
     "DraftRequest": "base",
     "Drafter": "base",
@@ -31,6 +33,7 @@ _WHERE = {
 }
 
 __all__ = [
+    "ChoiceDrafter",
     "CombinedDrafter",
     "DraftRequest",
     "Drafter",

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from foredraft import kernels
-from foredraft.config import SamplingParams, SpeculationConfig
+from foredraft.config import DraftingOptions, SamplingParams, SpeculationConfig
+from foredraft.drafters.choice import NONE
 from foredraft.engine.controller import Acceptance
 from foredraft.engine.request import Request
 from foredraft.engine.stream import TextStream
@@ -28,18 +29,28 @@ _numbers = itertools.count()  # of all engines: one drafter may serve several, a
 
 
 class Admission:
-    """Checks prompts and options against one target and makes requests of them."""
+    """Checks prompts and options against one target and makes requests of them.
+
+    Args:
+        target: The model that verifies.
+        tokenizer: Its tokenizer; None for models of token ids only.
+        defaults: How requests are drafted that do not say.
+        clock: Monotonic seconds.
+        drafters: Names that a request can choose from; the first serves those that do not say.
+    """
 
     def __init__(
         self,
         target: Target,
         tokenizer: Tokenizer | None,
-        defaults: SpeculationConfig,
+        defaults: DraftingOptions,
         clock: Callable[[], float],
+        drafters: Sequence[str] = (),
     ) -> None:
         self.target = target
         self.tokenizer = tokenizer
-        self.defaults = defaults
+        self.defaults = SpeculationConfig(k=defaults.k, max_k=defaults.max_k, verify=defaults.verify)
+        self.drafters = drafters
         self.clock = clock
         self._structures = Structures(tokenizer, target.vocab_size)
 
@@ -91,7 +102,16 @@ class Admission:
             tenant=tenant,
             submitted_at=self.clock(),
             acceptance=Acceptance(),
+            drafter=self._drafter(speculation),
         )
+
+    def _drafter(self, speculation: SpeculationConfig) -> str:
+        """Name of the drafter that serves the request."""
+        wanted = speculation.drafter
+        if wanted is not None and wanted not in self.drafters:
+            there = f"choose one of {', '.join(self.drafters)}" if self.drafters else "this engine has none: drop it"
+            raise ConfigError(f"no drafter is called {wanted!r:.80} here", field="drafter", remedy=there)
+        return wanted or next(iter(self.drafters), NONE)
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):

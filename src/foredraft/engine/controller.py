@@ -80,12 +80,13 @@ class Candidate:
             return self.outlook.reach[: self.limit]
         return [self.acceptance.rate**j for j in range(1, self.limit + 1)]
 
+    def each(self, per_token: float) -> float:
+        """Time to draft one token: ``per_token`` unless the drafter knows better."""
+        return per_token if self.outlook is None or self.outlook.seconds is None else self.outlook.seconds
+
     def seconds(self, depth: int, per_token: float) -> float:
-        """Time to draft ``depth`` tokens, each at ``per_token`` unless the drafter knows better."""
-        if self.outlook is None:
-            return depth * per_token
-        each = per_token if self.outlook.seconds is None else self.outlook.seconds
-        return self.outlook.setup + depth * each
+        """Time to draft ``depth`` tokens."""
+        return (0.0 if self.outlook is None else self.outlook.setup) + depth * self.each(per_token)
 
 
 class Controller:
@@ -121,26 +122,41 @@ class Controller:
         if plain is None:  # the first step measures plain decoding
             return [0] * len(candidates)
         per_token = self.drafts.per_token or 0.0
-        tokens = sorted(
-            ((gain, -j, i) for i, c in enumerate(candidates) for j, gain in enumerate(c.reach, 1)), reverse=True
-        )
-        expected = float(len(candidates))
-        best, best_n = MARGIN * expected / plain, 0
-        drafting = 0.0
+        prices = [c.each(per_token) for c in candidates]
+        best, tokens = MARGIN * len(candidates) / plain, list[tuple[float, int, int]]()
+        for dearest in sorted(set(prices)):  # all wait for the dearest draft, so each step may do without the dear ones
+            served = [i for i, price in enumerate(prices) if price <= dearest]
+            best, tokens = self._prefix(candidates, served, base_rows, per_token, best, tokens)
+        ks = [0] * len(candidates)
+        for _, minus_j, i in tokens:
+            ks[i] = max(ks[i], -minus_j)
+        return ks
+
+    def _prefix(
+        self,
+        candidates: Sequence[Candidate],
+        served: Sequence[int],
+        base_rows: int,
+        per_token: float,
+        best: float,
+        chosen: list[tuple[float, int, int]],
+    ) -> tuple[float, list[tuple[float, int, int]]]:
+        """The likeliest tokens of the ``served`` candidates, as many as give the highest speed, if above ``best``."""
+        tokens = sorted(((gain, -j, i) for i in served for j, gain in enumerate(candidates[i].reach, 1)), reverse=True)
+        expected, best_n = float(len(candidates)), 0
+        drafting: dict[float, float] = {}  # by price: drafters of different prices draft one after the other
         # costs beyond the largest measured pass are guesses: go there by doubling, so that a wrong guess is cheap
         reach = 2 * max(self.passes.largest, base_rows) - base_rows
         for n, (gain, minus_j, i) in enumerate(tokens[:reach], 1):
             expected += gain
-            drafting = max(drafting, candidates[i].seconds(-minus_j, per_token))
+            price = candidates[i].each(per_token)
+            drafting[price] = max(drafting.get(price, 0.0), candidates[i].seconds(-minus_j, per_token))
             cost = self.passes.estimate(base_rows + n)
             assert cost is not None
-            rate = expected / (cost + drafting)
+            rate = expected / (cost + sum(drafting.values()))
             if rate > best:
                 best, best_n = rate, n
-        ks = [0] * len(candidates)
-        for _, minus_j, i in tokens[:best_n]:
-            ks[i] = max(ks[i], -minus_j)
-        return ks
+        return (best, tokens[:best_n]) if best_n else (best, chosen)
 
     def _or_probe(self, candidate: Candidate, k: int) -> int:
         """Lets a request that is decoded plainly try one draft now and then, ever more rarely.

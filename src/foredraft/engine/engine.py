@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from foredraft.config import EngineConfig, SamplingParams, SpeculationConfig
 from foredraft.drafters.base import Drafter, DrafterContext
-from foredraft.drafters.registry import create
+from foredraft.drafters.choice import assemble, names
 from foredraft.engine.admission import Admission
 from foredraft.engine.controller import Controller
 from foredraft.engine.guard import Guard
@@ -39,7 +39,8 @@ class Engine:
     Args:
         target: Name, folder, ``.gguf`` file or hub id of the model; or a model object.
         drafter: ``"NAME"`` or ``"NAME:ARGUMENT"`` of a registered drafter, a drafter object, or None for plain
-            decoding.
+            decoding. Several, as a list or as a mapping from names of your own, let each request choose
+            (``SpeculationConfig.drafter``); the first is the default.
         dtype: ``float32``, ``bfloat16``, ``float16``, ``float64`` or ``auto``.
         device: ``cpu``, ``cuda``, … or ``auto``.
         max_context: Most tokens of one request; None takes the model's own limit.
@@ -64,7 +65,7 @@ class Engine:
     def __init__(
         self,
         target: str | Path | LoadedModel | Target = DEFAULT_TARGET,
-        drafter: str | Drafter | None = None,
+        drafter: str | Drafter | Sequence[str | Drafter] | Mapping[str, str | Drafter] | None = None,
         *,
         dtype: DtypeName = "auto",
         device: str = "auto",
@@ -93,12 +94,9 @@ class Engine:
         self.target_info = loaded.info if loaded else None
         if not isinstance(self.target, Target):
             raise ConfigError(f"{self.target!r} is no model", field="target", remedy="give a name, a path or a Target")
-        if not isinstance(drafter, str | Drafter | None):
-            raise ConfigError(f"{drafter!r} is no drafter", field="drafter", remedy="give a name or a Drafter object")
         context = DrafterContext(self.target, self.tokenizer, dtype, device, max_context, self.config.max_batch)
-        self.drafter = create(drafter, context) if isinstance(drafter, str) else drafter
-        if self.drafter is not None:
-            self.drafter.attach(context)
+        self.drafter = assemble(drafter, context)
+        self.drafters = names(self.drafter)
         self.load_s = time.perf_counter() - started
         self.clock = clock
         self.controller = Controller()
@@ -108,7 +106,7 @@ class Engine:
         keep = self.config.max_batch if self.config.prefix_reuse else 0
         self.stats = SpecStats()
         self.scheduler = Scheduler(loop, self.config.max_batch, keep, clock, self.stats)
-        self._admission = Admission(self.target, self.tokenizer, self.config, clock)
+        self._admission = Admission(self.target, self.tokenizer, self.config, clock, self.drafters)
 
     # --- whole requests
 

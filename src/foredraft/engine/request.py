@@ -27,6 +27,7 @@ class Request:
         budget: Most tokens that it may write.
         slot: Slot of the target's cache once admitted.
         speculation: How it is drafted and verified.
+        drafter: Name of the drafter that serves it; ``none`` without one.
         drafting: Whether the drafter serves it; cleared if the drafter fails on it.
         priority: Lower numbers are admitted first.
         admit_by: Clock time after which it fails if it still waits for a slot; None waits for ever.
@@ -52,6 +53,7 @@ class Request:
     tenant: str
     submitted_at: float
     acceptance: Acceptance
+    drafter: str
     account: Account | None = None
     priority: int = 0
     admit_by: float | None = None
@@ -108,6 +110,7 @@ class Request:
             timings=Timings(load_s, admitted - self.submitted_at, first - admitted, self.finished_at - first),
             stats=self.stats,
             verify=self.rule,
+            drafter=self.drafter,
             plain_steps=self.plain_steps,
             error=self.error,
         )

@@ -64,6 +64,7 @@ class Result:
         stats: Acceptance of this request.
         error: What went wrong, if ``finish_reason`` is ``error``.
         verify: Verification rule that was used.
+        drafter: Name of the drafter that served it; ``none`` where the engine has none.
         plain_steps: Steps decoded without a draft because drafting would not have paid.
     """
 
@@ -79,6 +80,7 @@ class Result:
     timings: Timings
     stats: SpecStats
     verify: str
+    drafter: str = "none"
     plain_steps: int = 0
     error: ForedraftError | None = None
 
@@ -87,6 +89,7 @@ class Result:
         """``{"speculative_decoding": …}`` with vLLM's field names."""
         spec = self.stats.to_dict(detailed=True)
         spec["verify"] = self.verify
+        spec["drafter"] = self.drafter
         spec["plain_steps_by_choice"] = self.plain_steps
         return {"speculative_decoding": spec}
 
