@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from foredraft.errors import ConfigError
-from foredraft.files import replace_text
 from foredraft.lab.acceptance import strips, table_a
 from foredraft.lab.char_models import (
     DRAFTER,
@@ -25,14 +18,14 @@ from foredraft.lab.char_models import (
 )
 from foredraft.lab.corpus import MAX_CHARS, Corpus, load_corpus
 from foredraft.lab.exactness import table_c
-from foredraft.lab.plots import PICTURES, png
+from foredraft.lab.plots import PICTURES
 from foredraft.lab.progress import NoProgress, Progress
 from foredraft.lab.report import page
 from foredraft.lab.report_prose import summary
 from foredraft.lab.schema import Article, CorpusFacts, ModelFacts
 from foredraft.lab.speed import batch_study, table_b
+from foredraft.lab.study import load_now, must_be_writable, origin_of, timed, write_study
 from foredraft.lab.training import Schedule
-from foredraft.machine import provenance
 from foredraft.models.base import Target
 from foredraft.models.linear import dense_linear
 from foredraft.models.loading import load_model
@@ -133,20 +126,16 @@ def run_article(
         ConfigError: The corpus is not on this system or too short, or ``out_dir`` cannot be written.
         ForedraftError: The trained models cannot be kept.
     """
-    _must_be_writable(out_dir)
+    must_be_writable(out_dir)
     article = study(QUICK if quick else FULL, corpus, seed, retrain, quick, progress or NoProgress())
-    report = ArticleReport(article, out_dir / "article.json", out_dir / "article.html", summary(article))
-    replace_text(report.json_path, article.model_dump_json(indent=1))
-    replace_text(report.html_path, page(article))
-    for picture in PICTURES:
-        png(picture, article, out_dir / f"{picture.name}.png")
-    return report
+    report = write_study(out_dir, "article", article, page(article), summary(article), PICTURES)
+    return ArticleReport(article, report.json_path, report.html_path, report.summary)
 
 
 def study(plan: Plan, corpus: str, seed: int, retrain: bool, quick: bool, progress: Progress) -> Article:
     """Runs the whole study and returns its tables."""
     seconds: dict[str, float] = {}
-    load_before = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    load_before = load_now()
     text = load_corpus(corpus, max_chars=plan.max_chars)
     _, held_out = text.split()
     trained = [
@@ -156,15 +145,15 @@ def study(plan: Plan, corpus: str, seed: int, retrain: bool, quick: bool, progre
     target, drafter = (_load(model) for model in trained)
     shared: dict[str, Any] = {"seed": seed, "progress": progress}
     sizes: dict[str, Any]
-    with _timed("table_a", seconds):
+    with timed("table_a", seconds):
         a = table_a(target, drafter, held_out, ks=plan.ks, trials=plan.trials, context=CONTEXT, **shared)
-    with _timed("table_b", seconds):
+    with timed("table_b", seconds):
         sizes = {"calls": plan.calls, "rounds": plan.rounds, "tokens": plan.tokens}
         b = table_b(target, drafter, held_out, a, context=CONTEXT, **sizes, **shared)
-    with _timed("table_c", seconds):
+    with timed("table_c", seconds):
         sizes = {"positions": plan.positions, "samples": plan.samples}
         c = table_c(target, drafter, held_out, text, context=CONTEXT, **sizes, **shared)
-    with _timed("batches", seconds):
+    with timed("batches", seconds):
         sizes = {"rounds": plan.batch_rounds, "tokens": plan.batch_tokens}
         k = b.best_k_measured
         batches = batch_study(
@@ -182,7 +171,7 @@ def study(plan: Plan, corpus: str, seed: int, retrain: bool, quick: bool, progre
         strips=strips(target, drafter, held_out, text, k=STRIP_K, n=10, context=CONTEXT, seed=seed),
         seconds=seconds,
         load_before=load_before,
-        provenance=json.loads(json.dumps(provenance(measure=not quick))),
+        provenance=origin_of(quick),
     )
 
 
@@ -211,21 +200,3 @@ def _corpus_facts(corpus: Corpus) -> CorpusFacts:
 def _model_facts(model: TrainedModel) -> ModelFacts:
     facts = asdict(model)
     return ModelFacts(key=facts.pop("folder").name, **facts)
-
-
-@contextmanager
-def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[name] = round(time.perf_counter() - start, 2)
-
-
-def _must_be_writable(folder: Path) -> None:
-    """Finds out before minutes of work, not after them."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe"
-        replace_text(probe, "")
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(f"cannot write to {folder} ({error.strerror})", field="out", remedy="name another") from None

@@ -1,4 +1,4 @@
-"""The study's pictures: drawn once by matplotlib, written as SVG for the page and as PNG for the documentation.
+"""How every study draws (once by matplotlib, as SVG for pages and PNG for documents), and the founding study's plots.
 
 In the SVG every colour becomes a CSS variable, so that one picture serves a light and a dark page; text stays text.
 """
@@ -59,18 +59,18 @@ CELL_FONTS = ("DejaVu Sans Mono", "NanumGothicCoding", "NanumGothic", "Noto Sans
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture: file stem, the same content in words, and what draws it."""
+    """One picture: file stem, the same content in words, and what draws it from a study's result."""
 
     name: str
     alt: str
-    draw: Callable[[Article], Figure]
+    draw: Callable[[Any], Figure]
 
 
-def svg(picture: Picture, article: Article) -> str:
+def svg(picture: Picture, study: Any) -> str:
     """An inline ``<svg>`` with a title for screen readers."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": picture.name}):
         buffer = io.StringIO()
-        picture.draw(article).savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        picture.draw(study).savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -80,13 +80,13 @@ def svg(picture: Picture, article: Article) -> str:
     return text.replace("<svg", f'<svg role="img" aria-label="{picture.alt}"', 1)
 
 
-def png(picture: Picture, article: Article, path: Path) -> None:
+def png(picture: Picture, study: Any, path: Path) -> None:
     """A PNG on white, 110 dots an inch."""
     with mpl.rc_context(STYLE):
-        picture.draw(article).savefig(path, format="png", dpi=110, facecolor="white")
+        picture.draw(study).savefig(path, format="png", dpi=110, facecolor="white")
 
 
-def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+def axes_of(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
@@ -150,7 +150,7 @@ def _jamo(character: str) -> str:
 
 def draw_speed(article: Article) -> Figure:
     """Speed-up against draft length: predicted, from calls alone, and measured end to end; the seed's beside them."""
-    figure, axes = _axes(6.6, 4.4)
+    figure, axes = axes_of(6.6, 4.4)
     rows = article.table_b.rows
     ks = [row.k for row in rows]
     errors = [
@@ -179,7 +179,7 @@ def draw_speed(article: Article) -> Figure:
 
 def draw_batches(article: Article) -> Figure:
     """Gain against batch size."""
-    figure, axes = _axes(6.6, 3.8)
+    figure, axes = axes_of(6.6, 3.8)
     rows = article.batches.rows
     sizes = [row.batch for row in rows]
     for name, mark, colour, label in (
@@ -205,7 +205,7 @@ def draw_batches(article: Article) -> Figure:
 
 def draw_laws(article: Article) -> Figure:
     """TV of every way of drawing, on a logarithmic axis, with the band of pure sampling noise."""
-    figure, axes = _axes(6.6, 3.3)
+    figure, axes = axes_of(6.6, 3.3)
     table = article.table_c
     names = {"naive": "wrong on purpose", "direct": "direct sampling"}
     rows = list(reversed(table.rows))

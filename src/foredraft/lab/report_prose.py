@@ -60,19 +60,6 @@ k&nbsp;=&nbsp;{longest.k} is {abs(drift):.2f} {"above" if drift > 0 else "below"
 drafts as wholes (Sun 2024, arXiv 2403.10444): just as lossless, and never worse in expectation.</p>"""
 
 
-BUSY = 0.5
-"""A load above this before the study means that other programs took part in it."""
-
-
-def busy(article: Article) -> str:
-    """A warning where the machine was not the study's own."""
-    if article.load_before is None or article.load_before <= BUSY:
-        return ""
-    return f"""
-<p class="warn">Other programs were running (load {article.load_before:.1f} before the study): times are too long, and
-speed-ups less certain than their intervals say. Acceptance and laws are not affected.</p>"""
-
-
 def table_b(article: Article) -> str:
     """On speed at batch 1."""
     b = article.table_b

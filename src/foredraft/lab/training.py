@@ -1,4 +1,4 @@
-"""Training of a character-level model, safe against interruption: AdamW, warm-up, cosine decay.
+"""Training of the studies' small models, safe against interruption: AdamW, warm-up, cosine decay.
 
 The batch of step i depends on the seed and i alone, and the optimiser's state is saved with the weights, so that
 a run which was cut off and resumed ends with the same weights as one which was not.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,22 @@ def train(
     """Trains ``model`` in place on the corpus's training part, resuming from ``folder`` if a checkpoint lies there."""
     ids, held_out = corpus.split()
     text = torch.tensor(ids)
+    seconds = fit(model, lambda step: _loss(model, _batch(text, schedule, seed, step)), schedule, folder, progress)
+    return TrainResult(held_out_loss(model, held_out, schedule.context), seconds)
+
+
+def fit(
+    model: nn.Module, loss_of: Callable[[int], Tensor], schedule: Schedule, folder: Path, progress: Progress
+) -> float:
+    """Trains ``model`` in place and returns the seconds that it took, earlier interrupted runs included.
+
+    Args:
+        model: In float32; afterwards in evaluation mode.
+        loss_of: The loss of a step, which must depend on the step's number and on the weights alone.
+        schedule: How many steps, and how fast.
+        folder: Where the checkpoint lies, and is looked for.
+        progress: Told every step's loss.
+    """
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -79,7 +96,7 @@ def train(
     while step < schedule.steps:
         for group in optimiser.param_groups:
             group["lr"] = schedule.rate(step)
-        loss = _loss(model, _batch(text, schedule, seed, step))
+        loss = loss_of(step)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -90,7 +107,7 @@ def train(
             saved = time.perf_counter()
             _save(model, optimiser, folder / CHECKPOINT, step, spent + saved - started)
     model.eval()
-    return TrainResult(held_out_loss(model, held_out, schedule.context), spent + time.perf_counter() - started)
+    return spent + time.perf_counter() - started
 
 
 @torch.no_grad()
