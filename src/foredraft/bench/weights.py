@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from foredraft.bench.environments import UnavailableError, home
+from foredraft.errors import ConfigError
+from foredraft.export.dense import write_dense
 from foredraft.models.catalog import find, resolve
 
 
@@ -30,15 +31,8 @@ def dense_folder(target: str, say: Callable[[str], None]) -> Path:
     if (folder / "config.json").exists():
         return folder
     say(f"dequantising {source.name} for engines that do not read it")
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    model = AutoModelForCausalLM.from_pretrained(
-        **where, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
-    part = folder.with_suffix(".part")
-    model.save_pretrained(part)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(part)
-    os.replace(part, folder)
+    try:
+        write_dense(source, folder)
+    except ConfigError as error:
+        raise UnavailableError(str(error)) from None
     return folder

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from foredraft import __version__
-from foredraft.cli import bench, chat, demo, doctor, drafters, export, generate, lab, models, serve, train
+from foredraft.cli import bench, chat, demo, doctor, drafters, export, generate, lab, metrics, models, serve, train
 from foredraft.cli.console import (
     never_fail_to_print,
     one_line,
@@ -144,6 +144,7 @@ app.command(cls=Command)(chat.chat)
 app.command(cls=Command)(demo.demo)
 app.command(cls=Command)(serve.serve)
 app.command(name="new-key", cls=Command)(serve.new_key)
+app.command(cls=Command)(metrics.metrics)
 app.add_typer(models.app, name="models")
 app.command(cls=Command)(drafters.drafters)
 app.command(cls=Command)(doctor.doctor)

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from foredraft.cli import session
+from foredraft.cli import serve_vllm, session
 from foredraft.cli.console import stderr
 from foredraft.cli.options import Given, build, schema_options
 from foredraft.config import Schema
 from foredraft.errors import ConfigError
+from foredraft.scaleout.options import ScaleOptions
 from foredraft.server.config import AccessOptions, LimitOptions, NetworkOptions, ServerConfig
 
 PANELS: dict[str, type[Schema]] = {
@@ -19,6 +20,7 @@ PANELS: dict[str, type[Schema]] = {
     "Limits": LimitOptions,
     "Access": AccessOptions,
     **session.PANELS,
+    "Cluster": ScaleOptions,
 }
 
 
@@ -35,6 +37,10 @@ def serve(
     given: Given,
 ) -> None:
     """Serve the model over HTTP with OpenAI's API: completions and chats, streamed or whole."""
+    if (scale := build(ScaleOptions, given)).engine == "vllm":
+        serve_vllm.serve(target, session.chosen_drafter(drafter, plain, given), given, scale)
+        return
+    serve_vllm.only_vllm(given)
     given = {**DEFAULTS, **given}
     config = build(ServerConfig, given)
     build(session.EngineOptions, given)
