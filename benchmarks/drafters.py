@@ -1,149 +1,289 @@
-"""Every drafter on the same prompts against plain decoding, cold and warm.
+"""The gallery: every drafter under every verification rule on the same prompts, with acceptance, speed, memory and law.
 
-Each prompt is decoded plainly and by every drafter in turn, several rounds interleaved, so that a change of the
-machine's speed meets all alike; the fastest round counts. *Cold* is the first time that an engine meets a prompt
-after ``Engine.reset``; *warm* the rounds after it, where drafters that keep past outputs may copy them. A combined
-drafter is compared with the best of its parts, category by category: it should lose no more than 3 %.
+Greedy requests are verified by exact match; at temperature 1 each of the three other rules has its turn. For every
+prompt the drafters take turns, plain decoding first, so that a change of the machine's speed meets all alike:
 
-    python benchmarks/drafters.py [--drafters lookup suffix …] [--tokens 160] [--rounds 3] [--categories chat copy]
+- k=4 gives acceptance rate (α) and mean acceptance length (τ), which then compare between drafters;
+- k=auto gives the speed, after ``Engine.reset`` (*cold*) and once more for drafters that keep past outputs (*warm*).
+
+*Same text*: greedy and seeded texts must be plain decoding's, token for token. *Law*: under rejection and block
+verification the place of every written token in the target's law, likeliest tokens first, must be uniform between 0
+and 1; a Kolmogorov-Smirnov test says how well it is. A control that must fail is in the table, too.
+
+Results go to ``results/drafters.json``, one part a prompt and drafter: an interrupted run goes on where it stopped, and
+a drafter that is new is measured alone. ``docs/gallery.md`` and its picture are written from it.
+
+    python benchmarks/drafters.py [--tokens 48] [--prompts 1] [--drafters lookup suffix …] [--fresh] [--page]
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import gallery
+import torch
 from prompts import CHAT, CODE, COPY, OTHER
 from record import Record
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from foredraft import Engine, Result, SamplingParams, SpeculationConfig
-from foredraft.cli.demo_prompts import PROMPTS as DEMO
-from foredraft.engine.stats import SpecStats
+from foredraft.errors import ForedraftError
+from foredraft.models import catalog
+from foredraft.models.base import Segment
+from foredraft.models.loading import LoadedModel, load_model
 
-CATEGORIES = {"chat": CHAT, "code": CODE, "copy": COPY, "other": OTHER, "demo": [prompt.text for prompt in DEMO]}
-DRAFTERS = [
-    "lookup",
-    "lookup-tree",
-    "suffix",
-    "suffix:factor=4",
-    "model:smollm2-135m@28",
-    "model:smollm2-135m@28,doubt=0.6",
-    "eagle3",
-    "combined:suffix+model:smollm2-135m@28",
-    "combined:suffix+eagle3",
-]
-LOSS = 0.03
+CATEGORIES = {"chat": CHAT, "code": CODE[1:], "copy": COPY[2:], "table": OTHER[2:]}
+RULES = ("exact", "rejection", "block", "coupled")
+GROUPS = {
+    "smollm2-135m": (
+        "lookup",
+        "lookup-tree",
+        "suffix",
+        "suffix:tree",
+        "model:smollm2-135m@28",
+        "model:smollm2-135m@28,doubt=0.6",
+        "tree:smollm2-135m@28",
+        "early-exit",
+        "eagle3",
+        "tree:eagle3",
+        "vocabulary:smollm2-135m@28,intersection",
+        "vocabulary:smollm2-135m@28,text",
+        "combined:suffix+eagle3",
+        "combined:suffix+model:smollm2-135m@28",
+    ),
+    "qwen2.5-coder-0.5b": (
+        "lookup",
+        "vocabulary:smollm2-135m,intersection",
+        "vocabulary:smollm2-135m,text",
+    ),
+}
+"""Targets and their drafters. The second target has another tokenizer than its drafter; it gets one prompt."""
+NOT_SHOWN = {
+    "eagle1": "no head of that kind comes with either target; eagle1:FOLDER runs one of your own (drafters.md)",
+    "encoder-decoder": "drafts for encoder-decoder targets only (model-families.md)",
+}
+"""Registered drafters without a row, and why."""
+CONTROL = 0.6
+FIXED = 4
+PLAIN_EVERY = 4
 
 
-@dataclass
-class Tally:
-    """One drafter on one category: seconds of the fastest round of every prompt, and pooled counts."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One prompt under one rule; ``number`` seeds its requests."""
 
-    tokens: int = 0
-    seconds: float = 0.0
-    plain_seconds: float = 0.0
-    same: int = 0
-    prompts: int = 0
-    stats: SpecStats = field(default_factory=SpecStats)
+    rule: str
+    category: str
+    number: int
+    text: str
 
-    def add(self, results: Sequence[Result], plain: Sequence[Result]) -> None:
-        best = min(results, key=seconds)
-        self.tokens += len(best.token_ids) - 1
-        self.seconds += seconds(best)
-        self.plain_seconds += min(map(seconds, plain))
-        self.same += all(result.token_ids == plain[0].token_ids for result in results)
-        self.prompts += 1
-        for result in results:
-            self.stats.merge(result.stats)
+    @property
+    def params(self) -> dict[str, Any]:
+        return {} if self.rule == "exact" else {"temperature": 1.0, "seed": self.number}
 
-    def report(self) -> dict[str, Any]:
-        return {
-            "tokens_per_second": self.tokens / self.seconds,
-            "speedup": self.plain_seconds / self.seconds,
-            "alpha": self.stats.draft_acceptance_rate,
-            "tau": self.stats.mean_acceptance_length,
-            "tokens_per_step": self.stats.tokens_per_step,
-            "same_as_plain": f"{self.same}/{self.prompts}",
+
+def places(categories: Sequence[str], prompts: int) -> list[Place]:
+    return [
+        Place(rule, category, number, text)
+        for category in categories
+        for number, text in enumerate(CATEGORIES[category][:prompts])
+        for rule in RULES
+    ]
+
+
+class Gallery:
+    """One target and its engines, made when a cell first needs them; all share the target's weights."""
+
+    def __init__(self, target: str, options: argparse.Namespace, record: Record) -> None:
+        self.name, self.options, self.record = target, options, record
+        self.engines: dict[str, Engine | None] = {}
+        self._loaded: LoadedModel | None = None
+
+    @property
+    def loaded(self) -> LoadedModel:
+        if self._loaded is None:
+            self._loaded = load_model(self.name, dtype=self.options.dtype, activations=self.options.activations)
+        return self._loaded
+
+    def engine(self, drafter: str) -> Engine | None:
+        """The drafter's engine after a first text, its memory noted; None if it is refused, the reason noted."""
+        if drafter not in self.engines:
+            loaded = self.loaded
+            before = resident()
+            try:
+                engine = Engine(
+                    loaded,
+                    None if drafter == "plain" else drafter,
+                    dtype=self.options.dtype,
+                    max_batch=1,
+                    prefix_reuse=False,
+                )
+                engine.generate(["Once upon a time"], SamplingParams(max_tokens=40))  # learns what passes cost
+            except ForedraftError as error:
+                self.engines[drafter] = None
+                self.record.data["refused"][f"{self.name}/{drafter}"] = str(error)
+                return None
+            self.engines[drafter] = engine
+            self.record.data["memory"][f"{self.name}/{drafter}"] = max(resident() - before, 0)
+        return self.engines[drafter]
+
+    def visit(self, place: Place, drafters: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Plain decoding and each drafter on one prompt: a row each, as soon as it is measured."""
+        plain = self.engine("plain")
+        assert plain is not None
+        assert plain.tokenizer is not None
+        prompt = plain.tokenizer.chat([{"role": "user", "content": place.text}])
+        params = SamplingParams(max_tokens=self.options.tokens, ignore_eos=True, **place.params)
+        base = plain.generate([prompt], params)[0]
+        yield "plain", {"rate": rate(base), "law": self.places_in_law(prompt, base, place)}
+        for turn, drafter in enumerate(drafters):
+            engine = self.engine(drafter)
+            if engine is None:
+                continue
+            if turn % PLAIN_EVERY == PLAIN_EVERY - 1:  # a machine that changes its speed spoils no ratio for long
+                base = plain.generate([prompt], params)[0]
+            try:
+                row = self._row(engine, place, prompt, params, base)
+            except ForedraftError as error:
+                row = {"refused": str(error)}
+            yield drafter, row
+        if place.rule == "rejection":
+            other = SamplingParams(max_tokens=self.options.tokens, ignore_eos=True, temperature=CONTROL)
+            wrong = plain.generate([prompt], other)[0]
+            yield "control", {"law": self.places_in_law(prompt, wrong, place)}
+
+    def _row(
+        self, engine: Engine, place: Place, prompt: Sequence[int], params: SamplingParams, base: Result
+    ) -> dict[str, Any]:
+        verify = "auto" if place.rule == "exact" else place.rule
+        runs = []
+        for k, cold in ((FIXED, True), ("auto", True), ("auto", False)):
+            if cold:
+                engine.reset()
+            runs.append(engine.generate([prompt], params, speculation=SpeculationConfig(k=k, verify=verify))[0])  # type: ignore[arg-type]
+        fixed, auto, warm = runs
+        stats = fixed.stats
+        row: dict[str, Any] = {
+            "drafted": stats.num_draft_tokens,
+            "accepted": stats.num_accepted_draft_tokens,
+            "steps": stats.num_spec_steps,
+            "all_steps": stats.num_steps,
+            "cold": rate(auto) / rate(base),
+            "warm": rate(warm) / rate(base),
+            "k": (auto.stats.num_draft_tokens / auto.stats.num_steps) if auto.stats.num_steps else 0.0,
         }
+        if place.rule in ("exact", "coupled"):
+            row["same"] = sum(run.token_ids == base.token_ids for run in runs)
+        else:
+            row["law"] = self.places_in_law(prompt, fixed, place)
+        return row
+
+    def places_in_law(self, prompt: Sequence[int], result: Result, place: Place) -> list[float]:
+        """For every token but the first the probability of likelier ones, plus a random share of its own."""
+        if place.rule == "exact":
+            return []
+        target, ids = self.loaded.target, [*prompt, *result.token_ids]
+        slot = target.cache.allocate()
+        try:
+            logits = target.forward([Segment(slot, ids[:-1], len(prompt))]).logits[0]
+        finally:
+            target.cache.commit(slot, 0)
+            target.cache.free(slot)
+        p = logits.double().softmax(-1)
+        own = p[range(len(p)), ids[len(prompt) + 1 :]][:, None]
+        share = torch.rand(len(p), generator=torch.Generator().manual_seed(place.number), dtype=torch.float64)
+        found = (p * (p > own)).sum(-1) + share * (p * (p == own)).sum(-1)
+        return [round(value, 5) for value in found.tolist()]
 
 
-def seconds(result: Result) -> float:
-    return result.timings.decode_s
+def rate(result: Result) -> float:
+    """Tokens a second, the first token's pass apart."""
+    return (len(result.token_ids) - 1) / result.timings.decode_s
 
 
-def measure(engines: dict[str, Engine], texts: Sequence[str], tokens: int, rounds: int, k: int | str) -> dict[str, Any]:
-    """Cold and warm figures of every drafter on one category."""
-    tallies = {name: {"cold": Tally(), "warm": Tally()} for name in engines if name != "plain"}
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    speculation = SpeculationConfig(k=k)  # type: ignore[arg-type]
-    for text in texts:
-        tokenizer = engines["plain"].tokenizer
-        assert tokenizer is not None
-        prompt = tokenizer.chat([{"role": "user", "content": text}])
-        runs: dict[str, list[Result]] = {name: [] for name in engines}
-        for engine in engines.values():
-            engine.reset()
-        for _ in range(rounds):
-            for name, engine in engines.items():
-                runs[name] += engine.generate([prompt], params, speculation=speculation)
-        for name, tally in tallies.items():
-            tally["cold"].add(runs[name][:1], runs["plain"])
-            tally["warm"].add(runs[name][1:] or runs[name], runs["plain"])
-    return {name: {part: tally.report() for part, tally in parts.items()} for name, parts in tallies.items()}
+def resident() -> int:
+    """Bytes of this process that lie in memory, after what was freed has been given back."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
-def losses(categories: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By how much each combined drafter is slower (positive) than the best of its parts, and than plain decoding."""
-    found: dict[str, dict[str, float]] = {}
-    for category, reports in categories.items():
-        for name, report in reports.items():
-            if name.startswith("combined:"):
-                parts = [part for part in reports if part != name and part in name.removeprefix("combined:")]
-                best = max([1.0, *(reports[part]["warm"]["speedup"] for part in parts)])
-                found.setdefault(name, {})[category] = 1 - report["warm"]["speedup"] / best
-    return found
+def run(options: argparse.Namespace, record: Record) -> None:
+    work = []
+    for target, drafters in GROUPS.items():
+        if options.target not in (None, target):
+            continue
+        if catalog.find(target) is not None and catalog.resolve(target) is None:
+            record.data["refused"][f"{target}/all"] = f"not here: foredraft models fetch {target}"
+            continue
+        first = target == next(iter(GROUPS))
+        wanted = options.categories if first else options.categories[1:2]
+        chosen = [name for name in drafters if not options.drafters or name in options.drafters]
+        for place in places(wanted, options.prompts if first else 1):
+            key = f"{target}/{place.rule}/{place.category}/{place.number}/"
+            missing = [name for name in chosen if not record.has(key + name)]
+            if missing:
+                work.append((target, place, key, missing))
+    made: Gallery | None = None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns) as progress:
+        task = progress.add_task("rows", total=sum(len(missing) for *_, missing in work))
+        for target, place, key, missing in work:
+            if made is None or made.name != target:
+                made = None  # its memory is given back first
+                made = Gallery(target, options, record)
+            progress.update(task, description=f"{target}, {place.category}, {place.rule}")
+            started = time.perf_counter()
+            for drafter, row in made.visit(place, missing):
+                record.data["seconds"] += time.perf_counter() - started
+                started = time.perf_counter()
+                if drafter in missing or not record.has(key + drafter):
+                    record.put(key + drafter, row)
+                progress.advance(task, drafter in missing)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--target", choices=list(GROUPS), help="only this one")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--activations", default="int8", help="float32, int16 or int8")
-    parser.add_argument("--drafters", nargs="+", default=DRAFTERS)
+    parser.add_argument("--drafters", nargs="+", help="only these")
     parser.add_argument("--categories", nargs="+", default=list(CATEGORIES), choices=list(CATEGORIES))
-    parser.add_argument("--prompts", type=int, default=4, help="of each category")
-    parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--k", default="auto")
+    parser.add_argument("--prompts", type=int, default=1, help="of each category")
+    parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--name", default="drafters")
-    args = parser.parse_args()
-    k = args.k if args.k == "auto" else int(args.k)
-    options = {"dtype": args.dtype, "activations": args.activations, "max_batch": 1, "prefix_reuse": False}
-    engines = {
-        name: Engine(args.target, None if name == "plain" else name, **options) for name in ["plain", *args.drafters]
-    }
-    for engine in engines.values():  # page in weights, learn what passes cost
-        engine.generate(["Once upon a time"], SamplingParams(max_tokens=40))
-    record = Record(args.name, fresh=True)
-    record.data |= {"target": args.target, "k": k, "tokens": args.tokens, "rounds": args.rounds, **options}
-    for category in args.categories:
-        part = measure(engines, CATEGORIES[category][: args.prompts], args.tokens, args.rounds, k)
-        record.put(category, part)
-        for name, report in part.items():
-            cold, warm = report["cold"], report["warm"]
-            print(
-                f"{category:6} {name:40} cold {cold['speedup']:5.2f} warm {warm['speedup']:5.2f} times plain, "
-                f"alpha {warm['alpha'] or 0:.2f}, tau {warm['tau'] or 1:.2f}, same text {warm['same_as_plain']}",
-                flush=True,
-            )
-    record.data["combined_loss"] = losses(record.data["parts"])
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the page from what is there")
+    options = parser.parse_args()
+    record = Record(options.name, options.fresh)
+    settings = {key: getattr(options, key) for key in ("dtype", "activations", "prompts", "tokens")}
+    if record.data.setdefault("settings", settings) != settings and not options.page:
+        print(f"kept results were measured with {record.data['settings']}; give the same, or --fresh", file=sys.stderr)
+        return 2
+    record.data.setdefault("memory", {})
+    if not options.page:
+        record.data["refused"] = {}  # what was missing may be here by now
+    record.data.setdefault("seconds", 0.0)
+    if not options.page:
+        run(options, record)
+    record.data["not_shown"] = NOT_SHOWN
+    record.data["drafters"] = {target: list(drafters) for target, drafters in GROUPS.items()}
+    record.data["summary"] = gallery.summary(record.data)
     record.save()
-    worst = max((loss for by in record.data["combined_loss"].values() for loss in by.values()), default=0.0)
-    print(f"combined drafters lose at most {worst:.1%} against the best of their parts (allowed: {LOSS:.0%})")
-    return int(worst > LOSS)
+    print(gallery.write(record.data))
+    print(f"measured in {record.data['seconds'] / 60:.1f} minutes")
+    return int(bool(record.data["summary"]["faults"]))
 
 
 if __name__ == "__main__":
