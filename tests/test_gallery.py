@@ -17,8 +17,8 @@ from foredraft.models.info import LoadedModel
 from foredraft.testing import TableModel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import drafters as bench  # noqa: E402
-import gallery  # noqa: E402
+import drafters as bench
+import gallery
 
 V = 12
 
