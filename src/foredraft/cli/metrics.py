@@ -7,9 +7,8 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from foredraft.cli.console import print_json, stdout
+from foredraft.cli.console import print_json, print_plain
 from foredraft.cli.session import JsonOption, spinner
 from foredraft.cli.stats import number
 
@@ -44,23 +43,22 @@ def metrics(
     if json:
         print_json({"url": url, "seconds": over, "models": {name: each.to_dict() for name, each in found.items()}})
         return
-    stdout().print(_table(found))
-
-
-def _table(found: dict[str, Acceptance]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("model")
-    for heading in ("α", "τ", "steps", "drafted", "accepted", "running"):
-        table.add_column(heading, justify="right")
-    table.add_column("accepted by position")
     for name, each in found.items():
-        counts = each.counts
-        table.add_row(
-            name,
-            number(each.alpha),
-            number(each.tau),
-            *(f"{counts[key]}" for key in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")),
-            str(each.levels["running"]) if "running" in each.levels else "–",
-            " ".join(f"{rate:.2f}" for rate in each.rates) or "–",
-        )
-    return table
+        print_plain(_line(name, each))
+
+
+def _line(name: str, each: Acceptance) -> str:
+    """Such as ``smollm2-135m: α 0.61, τ 2.83, 61 of 100 drafted tokens accepted in 33 steps, by position 0.8 0.6``."""
+    counts = each.counts
+    if counts["num_draft_tokens"]:
+        parts = [
+            f"α {number(each.alpha)}",
+            f"τ {number(each.tau)}",
+            f"{counts['num_accepted_draft_tokens']} of {counts['num_draft_tokens']} drafted tokens accepted in "
+            f"{counts['num_spec_steps']} steps",
+            "by position " + " ".join(f"{rate:.2f}" for rate in each.rates),
+        ]
+    else:
+        parts = ["nothing drafted"]
+    parts += [f"{level} {word}" for word, level in each.levels.items()]
+    return f"{name}: {', '.join(parts)}"
