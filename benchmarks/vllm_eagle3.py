@@ -29,11 +29,11 @@ from typing import Any
 from record import Record
 
 from foredraft import Engine, SamplingParams
+from foredraft.bench.counters import Acceptance, fetch
 from foredraft.bench.environments import ready
 from foredraft.bench.weights import dense_folder
 from foredraft.bench.workloads import mix
 from foredraft.models.loading import load_model
-from foredraft.scaleout.figures import Acceptance, fetch
 from foredraft.scaleout.process import free_port
 
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_PLUGINS": ""}

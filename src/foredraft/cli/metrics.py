@@ -13,7 +13,7 @@ from foredraft.cli.session import JsonOption, spinner
 from foredraft.cli.stats import number
 
 if TYPE_CHECKING:
-    from foredraft.scaleout.figures import Acceptance
+    from foredraft.bench.counters import Acceptance
 
 KEY = "FOREDRAFT_API_KEY"
 """Variable with the key of a server whose ``/metrics`` wants one."""
@@ -30,7 +30,7 @@ def metrics(
     json: JsonOption = False,
 ) -> None:
     """Show how often drafts are accepted on a running server: vLLM's or foredraft's, with the same names."""
-    from foredraft.scaleout.figures import Acceptance, fetch
+    from foredraft.bench.counters import Acceptance, fetch
 
     found = fetch(url, os.environ.get(KEY))
     if over is not None:

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.request
 from typing import Any
 
+from foredraft.bench.counters import Acceptance, fetch
 from foredraft.bench.workers.serve import Generation, Request, Stopwatch, serve
+from foredraft.errors import ConfigError
+
+STATS = {
+    "num_draft_tokens": "drafted",
+    "num_accepted_draft_tokens": "accepted",
+    "num_spec_steps": "spec_steps",
+    "num_steps": "steps",
+}
+LAG = 2.0
+"""Seconds that a server's counters may be behind its answers."""
 
 
 class OpenAiUrl:
@@ -25,6 +37,7 @@ class OpenAiUrl:
 
     def generate(self, row: str, request: Request) -> Generation:
         base, model = self.rows[row]
+        before = counters(base)
         watch = Stopwatch()
         answers: list[tuple[bytes, int, float | None]] = [(b"", 0, None)] * len(request.messages)
         problems: list[Exception] = []
@@ -44,11 +57,13 @@ class OpenAiUrl:
             raise problems[0]
         watch.tokens(1)
         times = [ttft for _, _, ttft in answers if ttft is not None]
+        written = sum(n for _, n, _ in answers)
         return Generation(
             [list(text) for text, _, _ in answers],
-            sum(n for _, n, _ in answers),
+            written,
             watch.last,
             sum(times) / len(times) if times else None,
+            stats=_stats(base, before, written),
         )
 
     def _stream(self, base: str, model: str, request: Request, i: int) -> tuple[bytes, int, float | None]:
@@ -84,6 +99,25 @@ class OpenAiUrl:
 
     def cost(self, row: str, rows: list[int], context: int, repeats: int) -> dict[int, list[float]]:
         raise NotImplementedError("the API has no call for a single pass")
+
+
+def counters(base: str) -> Acceptance | None:
+    """All that the server has drafted and accepted so far; None if it does not tell."""
+    try:
+        return sum(fetch(base).values(), Acceptance())
+    except ConfigError:
+        return None
+
+
+def _stats(base: str, before: Acceptance | None, written: int) -> dict[str, int]:
+    """What was counted since; nobody else may use the server meanwhile."""
+    end = time.monotonic() + LAG
+    while before is not None and (now := counters(base)) is not None:
+        counts = now.since(before).counts
+        if counts["completion_tokens"] >= written or time.monotonic() > end:
+            return {short: counts[name] for name, short in STATS.items() if name in counts}
+        time.sleep(0.05)
+    return {}
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import pytest
 from cli_support import Cli
 from server_support import reciting_engine, running
 
+from foredraft.bench.counters import Acceptance, fetch, read
 from foredraft.errors import ConfigError
-from foredraft.scaleout.figures import Acceptance, fetch, read
 
 VLLM = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
@@ -141,3 +141,22 @@ def test_addresses(capsys: pytest.CaptureFixture[str], url: str, expected: str) 
     outcome = Cli(capsys)("metrics", "--url", url)
     assert outcome.code == 2
     assert expected in outcome.error_line
+
+
+def test_the_bench_sees_what_a_server_by_url_accepts() -> None:
+    from foredraft.bench.workers.serve import Request
+    from foredraft.bench.workers.url_worker import OpenAiUrl
+
+    worker = OpenAiUrl()
+    with running(reciting_engine("lookup", k=3)) as server:
+        worker.load("row", {"url": server.url + "/v1"})
+        request = Request([[]], [[{"role": "user", "content": "Hello"}]], max_tokens=32, ignore_eos=True)
+        for _ in range(2):
+            found = worker.generate("row", request)
+            [stats] = [server.engine.stats]
+            server.settled()
+        counted = fetch(server.url)["reciter lookup"].counts
+    assert found.written == 32
+    assert found.stats["accepted"] > 0
+    assert found.stats["drafted"] * 2 == counted["num_draft_tokens"] == stats.num_draft_tokens
+    assert found.stats["spec_steps"] * 2 == counted["num_spec_steps"]
