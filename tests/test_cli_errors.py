@@ -58,6 +58,16 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         (["generate", "x", "--plain", "--k", "2"], "--k: nothing is drafted with --plain"),
         (["generate", "x", "--drafter", "lokup"], "--drafter: no drafter is called 'lokup'; did you mean 'lookup'?"),
         (["generate", "x", "--drafter", "lookup:a,b"], ""),
+        (
+            ["serve", "--drafter", "lookup", "--drafter", "lookup:3,1"],
+            "--drafter: two drafters are called 'lookup'; give one another name: NAME=lookup:3,1",
+        ),
+        (["serve", "--drafter", "lookup", "--drafter", "a=lokup"], "--drafter: no drafter is called 'lokup'; did you"),
+        (["serve", "--plain", "--drafter", "lookup", "--drafter", "suffix"], "--drafter: nothing is drafted"),
+        (
+            ["serve", "--engine", "vllm", "--drafter", "lookup", "--drafter", "suffix"],
+            "--drafter: vLLM drafts with one for all requests; give it once",
+        ),
         (["generate", "x", "--max-batch", "0"], "--max-batch: "),
         (["generate", "x" * 80], "prompt: has 80 tokens, the context holds 64"),
         (["generate", "x", "--target", "missing"], "missing: no such model; run: foredraft models"),

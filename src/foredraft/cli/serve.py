@@ -31,20 +31,22 @@ DEFAULTS = {"guard": True}
 @schema_options(PANELS, DEFAULTS)
 def serve(
     target: session.TargetOption = session.DEFAULT_TARGET,
-    drafter: session.DrafterOption = None,
+    drafter: session.DraftersOption = None,
     plain: session.PlainOption = False,
     *,
     given: Given,
 ) -> None:
     """Serve the model over HTTP with OpenAI's API: completions and chats, streamed or whole."""
+    chosen = session.chosen_drafters(drafter or [], plain, given)
     if (scale := build(ScaleOptions, given)).engine == "vllm":
-        serve_vllm.serve(target, session.chosen_drafter(drafter, plain, given), given, scale)
+        if len(chosen) > 1:
+            raise ConfigError("vLLM drafts with one for all requests", field="drafter", remedy="give it once")
+        serve_vllm.serve(target, next(iter(chosen), None), given, scale)
         return
     serve_vllm.only_vllm(given)
     given = {**DEFAULTS, **given}
     config = build(ServerConfig, given)
     build(session.EngineOptions, given)
-    chosen = session.chosen_drafter(drafter, plain, given)
     try:
         from foredraft.server import app, keys, logs, main
     except ImportError as problem:
@@ -53,13 +55,13 @@ def serve(
             remedy="install them: pip install 'foredraft[server]'",
         ) from None
     keys.load_keys(config)  # judged before a model is loaded
-    engine = session.open_engine(target, chosen, given)
+    engine = session.open_engine(target, chosen if len(chosen) > 1 else next(iter(chosen), None), given)
     name = config.served_name or _name(target, engine.target_info)
     application = app.build(engine, config.model_copy(update={"served_name": name}))
     logs.configure()
 
     def started(url: str) -> None:
-        with_drafter = f" with drafter {chosen}" if chosen else ""
+        with_drafter = f" with drafter{'s' * (len(chosen) > 1)} {', '.join(chosen)}" if chosen else ""
         keyless = "" if not application.service.keys.open else "; no API key needed"
         stderr().print(f"serving {name}{with_drafter} on {url}/v1{keyless}", soft_wrap=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -59,6 +59,16 @@ DrafterOption = Annotated[
         show_default=DEFAULT_DRAFTER,
     ),
 ]
+DraftersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafter",
+        metavar="[NAME=]DRAFTER[:ARG]",
+        help="What writes the draft; see 'foredraft drafters'. Repeatable: requests choose one by name, the first is "
+        "the default.",
+        show_default=DEFAULT_DRAFTER,
+    ),
+]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Decode without drafts.")]
 ColourOption = Annotated[
     bool | None,
@@ -85,6 +95,21 @@ def chosen_drafter(drafter: str | None, plain: bool, given: Given) -> str | None
     return None
 
 
+def chosen_drafters(drafters: Sequence[str], plain: bool, given: Given) -> list[str]:
+    """The same where several may be given, of which each request chooses one.
+
+    Raises:
+        ConfigError: Also where two have one name.
+    """
+    first = chosen_drafter(drafters[0] if drafters else None, plain, given)
+    if first is None or len(drafters) < 2:
+        return [] if first is None else [first]
+    from foredraft.drafters.choice import check_names
+
+    check_names(drafters)
+    return list(drafters)
+
+
 @contextlib.contextmanager
 def spinner(message: str) -> Iterator[None]:
     """A spinner on stderr while something slow happens; nothing where stderr is not a terminal."""
@@ -96,8 +121,10 @@ def spinner(message: str) -> Iterator[None]:
         yield
 
 
-def open_engine(target: str | LoadedModel, drafter: str | None, given: Given, **defaults: Any) -> Engine:
-    """Loads the target and the drafter."""
+def open_engine(
+    target: str | LoadedModel, drafter: str | Sequence[str] | None, given: Given, **defaults: Any
+) -> Engine:
+    """Loads the target and the drafter, or drafters."""
     settings = collect(EngineOptions, given, **defaults)
     with spinner(f"loading {target if isinstance(target, str) else 'the drafter'} …"):
         from foredraft import Engine  # torch is imported here, not by --help

@@ -88,8 +88,8 @@ def _operator_routes(service: Service, metrics: Metrics, stats: LiveStats) -> AP
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def shown() -> dict[str, Any]:
-        drafter = service.engine.drafter
-        head: dict[str, Any] = {"model": service.name, "drafter": drafter.name if drafter is not None else "none"}
+        names = service.engine.drafters
+        head: dict[str, Any] = {"model": service.name, "drafter": next(iter(names), "none"), "choice": list(names)}
         head |= {"draining": service.draining, "in_flight": service.in_flight, "capacity": service.capacity}
         return head | stats.snapshot()
 

@@ -26,7 +26,7 @@ class SpeculationBody(Body):
     """How this request is drafted and verified, within the operator's limits."""
 
     drafter: str | None = None
-    """Must be the server's own drafter, by name."""
+    """One of the server's drafters, by name; without it the first."""
     k: Annotated[int, Field(ge=0, le=128)] | Literal["auto"] | None = None
     max_k: Annotated[int, Field(ge=1, le=128)] | None = None
     verify: VerifyChoice | None = None

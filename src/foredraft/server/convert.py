@@ -152,17 +152,15 @@ def _logprobs(body: DecodeBody) -> int | None:
 
 def drafter_of(engine: Engine, body: DecodeBody) -> str:
     """Name of the drafter that will serve the request; ``none`` for plain decoding."""
-    wanted = body.speculation
-    served = engine.drafter.name if engine.drafter is not None else "none"
+    names, wanted = engine.drafters, body.speculation
+    served = next(iter(names), "none")
     if wanted is None:
         return served
-    if wanted.drafter not in (None, served):
-        raise invalid(
-            f"speculation.drafter: this server drafts with {served!r} (got {wanted.drafter!r:.80})",
-            "speculation.drafter",
-            "invalid_value",
-        )
-    return "none" if wanted.off or wanted.k == 0 else served
+    if wanted.drafter not in (None, *names):
+        there = f"one of {', '.join(names)}" if len(names) > 1 else f"{served!r}, which is all that this server has"
+        message = f"speculation.drafter: must be {there} (got {wanted.drafter!r:.80})"
+        raise invalid(message, "speculation.drafter", "invalid_value")
+    return "none" if wanted.off or wanted.k == 0 else wanted.drafter or served
 
 
 def speculation(service: Service, body: DecodeBody) -> SpeculationConfig:
@@ -182,6 +180,7 @@ def speculation(service: Service, body: DecodeBody) -> SpeculationConfig:
         k=0 if wanted.off else own.k if wanted.k is None else wanted.k,
         max_k=own.max_k if wanted.max_k is None else wanted.max_k,
         verify=own.verify if wanted.verify is None else wanted.verify,
+        drafter=wanted.drafter if service.engine.drafters else None,
     )
 
 

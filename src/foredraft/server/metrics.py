@@ -83,11 +83,11 @@ class Metrics:
             "Tokens a second over plain decoding's, last 32 steps; NaN where that is not known.",
             lambda: float("nan") if watch.speedup is None else watch.speedup,
         )
-        drafter = self.engine.drafter.name if self.engine.drafter is not None else "none"
         info = Gauge(
-            PREFIX + "info", "Version and drafter.", ("model_name", "version", "drafter"), registry=self.registry
+            PREFIX + "info", "Version and drafters.", ("model_name", "version", "drafter"), registry=self.registry
         )
-        info.labels(self.model, version, drafter).set(1)
+        for drafter in self.engine.drafters or ("none",):
+            info.labels(self.model, version, drafter).set(1)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return Counter(PREFIX + name, text, ("model_name", *labels), registry=self.registry)

@@ -111,6 +111,7 @@ class Reply:
             stats = results[0].stats
         spec = stats.to_dict(detailed=wanted.stats == "detailed")
         spec["verify"] = results[0].verify
+        spec["drafter"] = results[0].drafter
         spec["plain_steps_by_choice"] = sum(result.plain_steps for result in results)
         timings = asdict(results[0].timings) if len(results) == 1 else None
         return {

@@ -124,7 +124,13 @@ class LiveStats:
                 },
                 "tokens": {"total": self._tokens, "per_second": rate / RATE_WINDOW},
                 "drafters": _by(self._total, 0),
-                "recent": {"seconds": WINDOW, "drafters": _by(recent, 0), "categories": _by(recent, 1)},
+                "all_drafters": _all(self._total),
+                "recent": {
+                    "seconds": WINDOW,
+                    "drafters": _by(recent, 0),
+                    "all_drafters": _all(recent),
+                    "categories": _by(recent, 1),
+                },
                 "categories": _by(self._total, 1),
                 "speculation": {"pays": watch.pays, "speedup": watch.speedup, "warning": watch.message},
                 "costs": {
@@ -158,6 +164,15 @@ class LiveStats:
 def _by(counts: dict[Key, Counter[StepRecord]], part: int) -> dict[str, Any]:
     """Pooled figures by drafter (part 0) or category (part 1)."""
     return {name: _figures(stats) for name, stats in pooled(counts, part).items()}
+
+
+def _all(counts: dict[Key, Counter[StepRecord]]) -> dict[str, Any]:
+    """Figures of all drafters together; what was decoded plainly because it was asked for is no drafter's."""
+    stats = SpecStats()
+    for name, drafted in pooled(counts, 0).items():
+        if name != "none":
+            stats.merge(drafted)
+    return _figures(stats)
 
 
 def _figures(stats: SpecStats) -> dict[str, Any]:

@@ -29,6 +29,9 @@ export class Figures {
     this.position = new Bars(byId("position-chart"), { format: percent, nothing: "no drafts yet", below: "position" });
     this.k = new Bars(byId("k-chart"), { format: percent, nothing: "no steps yet", below: "k =" });
     this.charts();
+    byId("drafts-of").addEventListener("change", () => {
+      if (this.stats) this.drafts(this.stats);
+    });
     for (const choice of document.getElementsByName("by")) {
       choice.addEventListener("change", () => {
         this.by = choice.value;
@@ -40,6 +43,7 @@ export class Figures {
   show(stats) {
     if (stats.uptime_s < this.uptime) this.points = []; // another server
     this.uptime = stats.uptime_s;
+    this.stats = stats;
     this.tiles(stats);
     this.remember(stats.history);
     this.drafts(stats);
@@ -49,12 +53,13 @@ export class Figures {
   tiles(stats) {
     const { requests, tokens, speculation } = stats;
     write("model", stats.model);
-    write("drafter", stats.drafter);
+    write("drafter", stats.choice.join(", ") || stats.drafter);
+    this.offer(stats.choice);
     write("running", `${requests.running} running`);
     write("waiting", `${requests.waiting} waiting, ${requests.max_batch} slots`);
     write("speed", short(tokens.per_second));
     write("total", `${count(tokens.total)} since the start`);
-    const [drafts, when] = pooled(stats);
+    const [drafts, when] = pooled(stats, "");
     write("alpha", drafts ? percent(drafts.draft_acceptance_rate) : "–");
     write("tau", drafts ? twoDigits(drafts.mean_acceptance_length) : "–");
     for (const id of ["alpha-when", "tau-when"]) write(id, when);
@@ -64,6 +69,18 @@ export class Figures {
     const ceiling = stats.ceiling ?? null;
     write("ceiling", ceiling === null ? "not measured" : percent(ceiling.share));
     write("ceiling-how", ceiling === null ? "\u00a0" : `plain step, ${short(ceiling.bandwidth / 1e9)} GB/s`);
+  }
+
+  /** The server's drafters, where there are several, to choose from. */
+  offer(names) {
+    for (const [id, first] of [["drafts-of", ["all drafters", ""]], ["by-drafter", null]]) {
+      const select = byId(id);
+      const options = [...(first ? [first] : []), ...names.map((name) => [name, name])];
+      if (options.map(([, value]) => value).join() !== [...select.options].map((option) => option.value).join()) {
+        select.replaceChildren(...options.map(([text, value]) => new Option(text, value)));
+      }
+      select.closest("label").hidden = names.length < 2;
+    }
   }
 
   /** Points come oldest first; after a lost connection they come again. */
@@ -89,7 +106,7 @@ export class Figures {
   }
 
   drafts(stats) {
-    const [drafts, when] = pooled(stats);
+    const [drafts, when] = pooled(stats, byId("drafts-of").value);
     write("drafts-when", drafts ? when : "");
     this.position.draw((drafts?.acceptance_rate_per_position ?? []).map((rate, i) => [String(i + 1), rate]));
     const chosen = Object.entries(drafts?.k_chosen ?? {});
@@ -112,11 +129,11 @@ export class Figures {
   }
 }
 
-/** Figures of the server's drafter over the last seconds, or since the start where nothing was drafted lately. */
-function pooled(stats) {
-  const recent = stats.recent.drafters[stats.drafter];
+/** Figures of one drafter, or of all (""), over the last seconds, or since the start where nothing was drafted lately. */
+function pooled(stats, name) {
+  const recent = name ? stats.recent.drafters[name] : stats.recent.all_drafters;
   if (recent?.num_draft_tokens) return [recent, `last ${stats.recent.seconds} s`];
-  const total = stats.drafters[stats.drafter];
+  const total = name ? stats.drafters[name] : stats.all_drafters;
   return total?.num_draft_tokens ? [total, "since the start"] : [null, "nothing drafted yet"];
 }
 

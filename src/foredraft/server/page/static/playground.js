@@ -119,7 +119,7 @@ export class Playground {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("form").requestSubmit();
     });
     byId("run").addEventListener("change", () => {
-      byId("k").disabled = byId("run").value === "plain";
+      for (const id of ["k", "by-drafter"]) byId(id).disabled = byId("run").value === "plain";
     });
   }
 
@@ -156,7 +156,8 @@ export class Playground {
   body(column) {
     const prompt = byId("prompt").value;
     const k = byId("k").value;
-    const speculation = column === "plain" ? { off: true } : { k: k === "auto" ? "auto" : Number(k) };
+    const drafter = byId("by-drafter").value || null;
+    const speculation = column === "plain" ? { off: true } : { k: k === "auto" ? "auto" : Number(k), drafter };
     return {
       ...(byId("as").value === "chat" ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
       temperature: Number(byId("temperature").value),
