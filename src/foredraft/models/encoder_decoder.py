@@ -22,6 +22,7 @@ from foredraft.models.hf import CACHE_BYTES, HfTarget
 from foredraft.models.hf_cache import HfCache, Slot, cut, nbytes
 from foredraft.models.hf_layers import decoder_layers
 from foredraft.models.hf_limits import cache_argument, takes
+from foredraft.models.hf_load import load_model
 
 
 @dataclass(slots=True)
@@ -190,3 +191,27 @@ class EncoderDecoderTarget(HfTarget):
             self._cache.free(slot)
         hf_probe._require(self, hf_probe.distance(torch.cat(parts).double(), whole.double()), "cached decoding differs")
         self._vocab_size = int(whole.shape[-1])
+
+
+def load_encoder_decoder(
+    path: str,
+    dtype: str | torch.dtype = "auto",
+    device: str = "cpu",
+    max_context: int | None = None,
+    cache_bytes: int = CACHE_BYTES,
+) -> EncoderDecoderTarget:
+    """Loads a sequence-to-sequence model through transformers; prompts of it are token ids.
+
+    Args:
+        path: A folder with ``config.json`` and safetensors, or a hub id.
+        dtype: ``auto`` (the checkpoint's own), ``float32``, ``bfloat16``, ``float16``, ``float64`` or a torch dtype.
+        device: A torch device.
+        max_context: Most tokens of source and output together; None for no limit.
+        cache_bytes: Most bytes of keys and values of all slots together.
+
+    Raises:
+        ModelLoadError: Nothing is there, the hub cannot be reached, or the weights are incomplete.
+        UnsupportedModelError: It is no encoder–decoder model, or fails the trial.
+    """
+    model = load_model(path, dtype, device, trust_remote_code=False, kind="sequence-to-sequence model")
+    return EncoderDecoderTarget(model, max_context, cache_bytes)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -18,6 +18,8 @@ import transformers
 from foredraft.errors import ConfigError, ModelLoadError, UnsupportedModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+Kind = Literal["causal language model", "sequence-to-sequence model"]
 
 
 @contextmanager
@@ -49,7 +51,9 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_model(path: str, dtype: str | torch.dtype, device: str, trust_remote_code: bool) -> Any:
+def load_model(
+    path: str, dtype: str | torch.dtype, device: str, trust_remote_code: bool, kind: Kind = "causal language model"
+) -> Any:
     """The model, on its device (arguments as :func:`foredraft.models.hf.load_hf`)."""
     where, options = _source(path)
     if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
@@ -61,22 +65,23 @@ def load_model(path: str, dtype: str | torch.dtype, device: str, trust_remote_co
     }
     with quiet_transformers():
         try:
-            model, report = _read(where, options)
+            model, report = _read(where, options, kind)
         except Exception as error:
-            raise _explain(path, error) from error
+            raise _explain(path, error, kind) from error
         missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
         if missing:
             raise ModelLoadError(
                 f"{len(missing)} weights are missing or have another shape, {missing[0]:.80} among them",
                 field=path,
-                remedy="use a complete checkpoint of a causal language model",
+                remedy=f"use a complete checkpoint of a {kind}",
             )
         return model.to(device)
 
 
-def _read(where: str, options: dict[str, Any]) -> Any:
+def _read(where: str, options: dict[str, Any], kind: Kind) -> Any:
     """From this machine if it is here; only then from the hub, if there is one to be reached."""
-    read = transformers.AutoModelForCausalLM.from_pretrained
+    causal = kind == "causal language model"
+    read = (transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSeq2SeqLM).from_pretrained
     try:
         return read(where, local_files_only=True, **options)
     except OSError:
@@ -117,7 +122,7 @@ def _source(path: str) -> tuple[str, dict[str, Any]]:
     return path, options
 
 
-def _explain(path: str, error: Exception) -> ModelLoadError:
+def _explain(path: str, error: Exception, kind: Kind) -> ModelLoadError:
     """One sentence for what transformers reports in many."""
     text = " ".join(str(error).split())
     if "trust_remote_code" in text:
@@ -128,7 +133,7 @@ def _explain(path: str, error: Exception) -> ModelLoadError:
         )
     if "Unrecognized configuration class" in text or "Unrecognized model" in text or "does not recognize" in text:
         return UnsupportedModelError(
-            f"transformers {transformers.__version__} knows no causal language model of this kind",
+            f"transformers {transformers.__version__} knows no {kind} of this kind",
             field=path,
             remedy="update transformers, or use another model",
         )
