@@ -8,7 +8,8 @@ prompt the drafters take turns, plain decoding first, so that a change of the ma
 
 *Same text*: greedy and seeded texts must be plain decoding's, token for token. *Law*: under rejection and block
 verification the place of every written token in the target's law, likeliest tokens first, must be uniform between 0
-and 1; a Kolmogorov-Smirnov test says how well it is. A control that must fail is in the table, too.
+and 1 (a Kolmogorov-Smirnov test), and its surprise, -log p, must be the law's entropy on average (a z-test); the
+smaller p counts, twice. A control that must fail is in the table, too.
 
 Results go to ``results/drafters.json``, one part a prompt and drafter: an interrupted run goes on where it stopped, and
 a drafter that is new is measured alone. ``docs/gallery.md`` and its picture are written from it.
@@ -66,7 +67,7 @@ GROUPS = {
         "vocabulary:smollm2-135m,text",
     ),
 }
-"""Targets and their drafters. The second target has another tokenizer than its drafter; it gets one prompt."""
+"""Targets and their drafters. The second target has another tokenizer than its drafter; it gets one prompt, of code."""
 NOT_SHOWN = {
     "eagle1": "no head of that kind comes with either target; eagle1:FOLDER runs one of your own (drafters.md)",
     "encoder-decoder": "drafts for encoder-decoder targets only (model-families.md)",
@@ -144,7 +145,7 @@ class Gallery:
         prompt = plain.tokenizer.chat([{"role": "user", "content": place.text}])
         params = SamplingParams(max_tokens=self.options.tokens, ignore_eos=True, **place.params)
         base = plain.generate([prompt], params)[0]
-        yield "plain", {"rate": rate(base), "law": self.places_in_law(prompt, base, place)}
+        yield "plain", {"rate": rate(base), **self.law(prompt, base, place)}
         for turn, drafter in enumerate(drafters):
             engine = self.engine(drafter)
             if engine is None:
@@ -159,7 +160,7 @@ class Gallery:
         if place.rule == "rejection":
             other = SamplingParams(max_tokens=self.options.tokens, ignore_eos=True, temperature=CONTROL)
             wrong = plain.generate([prompt], other)[0]
-            yield "control", {"law": self.places_in_law(prompt, wrong, place)}
+            yield "control", self.law(prompt, wrong, place)
 
     def _row(
         self, engine: Engine, place: Place, prompt: Sequence[int], params: SamplingParams, base: Result
@@ -184,13 +185,18 @@ class Gallery:
         if place.rule in ("exact", "coupled"):
             row["same"] = sum(run.token_ids == base.token_ids for run in runs)
         else:
-            row["law"] = self.places_in_law(prompt, fixed, place)
+            row |= self.law(prompt, fixed, place)
         return row
 
-    def places_in_law(self, prompt: Sequence[int], result: Result, place: Place) -> list[float]:
-        """For every token but the first the probability of likelier ones, plus a random share of its own."""
+    def law(self, prompt: Sequence[int], result: Result, place: Place) -> dict[str, list[float]]:
+        """How the written tokens, the first apart, lie in the target's law.
+
+        Returns:
+            ``places``: of each the probability of likelier ones plus a random share of its own. ``surprise``: the sum
+            of -log p of them over the entropies, and the variance of that sum.
+        """
         if place.rule == "exact":
-            return []
+            return {}
         target, ids = self.loaded.target, [*prompt, *result.token_ids]
         slot = target.cache.allocate()
         try:
@@ -198,11 +204,20 @@ class Gallery:
         finally:
             target.cache.commit(slot, 0)
             target.cache.free(slot)
-        p = logits.double().softmax(-1)
-        own = p[range(len(p)), ids[len(prompt) + 1 :]][:, None]
+        log = logits.double().log_softmax(-1)
+        p, rows = log.exp(), range(len(log))
+        written = ids[len(prompt) + 1 :]
+        own = p[rows, written][:, None]
         share = torch.rand(len(p), generator=torch.Generator().manual_seed(place.number), dtype=torch.float64)
-        found = (p * (p > own)).sum(-1) + share * (p * (p == own)).sum(-1)
-        return [round(value, 5) for value in found.tolist()]
+        places = (p * (p > own)).sum(-1) + share * (p * (p == own)).sum(-1)
+        weighed = p * log.clamp_min(-1e4)  # 0 · -inf is 0
+        entropy = -weighed.sum(-1)
+        excess = -log[rows, written] - entropy
+        variance = (weighed * log.clamp_min(-1e4)).sum(-1) - entropy**2
+        return {
+            "places": [round(value, 5) for value in places.tolist()],
+            "surprise": [float(excess.sum()), float(variance.sum())],
+        }
 
 
 def rate(result: Result) -> float:
@@ -228,7 +243,7 @@ def run(options: argparse.Namespace, record: Record) -> None:
             record.data["refused"][f"{target}/all"] = f"not here: foredraft models fetch {target}"
             continue
         first = target == next(iter(GROUPS))
-        wanted = options.categories if first else options.categories[1:2]
+        wanted = options.categories if first else [c for c in options.categories if c == "code"]
         chosen = [name for name in drafters if not options.drafters or name in options.drafters]
         for place in places(wanted, options.prompts if first else 1):
             key = f"{target}/{place.rule}/{place.category}/{place.number}/"

@@ -53,8 +53,7 @@ def _cells(data: dict[str, Any], target: str, rule: str, drafter: str) -> dict[s
 
 
 def _pooled(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    law = [value for cell in cells for value in cell.get("law", ())]
-    row: dict[str, Any] = {"law_n": len(law), "law_p": kolmogorov(law) if law else None}
+    row: dict[str, Any] = {"law_p": law_test([cell for cell in cells if "places" in cell])}
     refused = [cell["refused"] for cell in cells if "refused" in cell]
     if refused:
         return {**row, "refused": refused[0]}
@@ -96,6 +95,16 @@ def losses(data: dict[str, Any]) -> dict[str, dict[str, float]]:
                     best = max([1.0, *(part[place]["cold"] for part in parts)])
                     found.setdefault(drafter, {})[place] = 1 - cell["cold"] / best
     return found
+
+
+def law_test(cells: Sequence[dict[str, Any]]) -> float | None:
+    """The smaller p of two tests, twice: places uniform, surprise as large as the entropy; None if nothing is there."""
+    if not cells:
+        return None
+    excess, variance = (sum(cell["surprise"][i] for cell in cells) for i in (0, 1))
+    by_surprise = math.erfc(abs(excess) / math.sqrt(2 * variance)) if variance > 0 else 1.0
+    by_place = kolmogorov([value for cell in cells for value in cell["places"]])
+    return min(2 * min(by_surprise, by_place), 1.0)
 
 
 def geometric(values: Iterable[float]) -> float:
@@ -143,10 +152,11 @@ def write(data: dict[str, Any]) -> str:
         "- **Memory** is what the process grew by when the drafter was made and wrote a first text (its weights and "
         "cache; the target's are shared). Small drafters disappear in what a process takes in pieces.",
         "- **Law**: greedy and seeded texts, three a prompt, against plain decoding's, token for token. Under "
-        "rejection and block verification p of a Kolmogorov–Smirnov test: the place of every written token in the "
-        f"target's law must be uniform. {found['law_tests']} such tests are on this page, so a few p under 0.05 are to "
-        f"be expected; {ALARM:g} divided by their number would be a fault. Exact enumerations of the law are in the "
-        "tests ([testing-tools.md](testing-tools.md)).",
+        "rejection and block verification p of a test: the places of written tokens in the target's law must be "
+        "uniform (Kolmogorov–Smirnov) and their surprise as large as the law's entropy. "
+        f"{found['law_tests']} such tests are on this page, so a few p under 0.05 are to be expected; {ALARM:g} "
+        "divided by their number would be a fault. Exact enumerations of the law are in the tests "
+        "([testing-tools.md](testing-tools.md)).",
         "",
         tables,
         "",

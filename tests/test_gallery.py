@@ -44,18 +44,20 @@ def test_kolmogorov_is_uniform_under_the_null() -> None:
     assert gallery.kolmogorov([rng.random() ** 1.5 for _ in range(300)]) < 1e-6
 
 
-@pytest.mark.parametrize(("temperature", "passes"), [(1.0, True), (0.7, False)])
-def test_places_in_the_law(temperature: float, passes: bool) -> None:
+@pytest.mark.parametrize(("temperature", "passes"), [(1.0, True), (0.7, False), (1.4, False)])
+def test_the_law_is_tested(temperature: float, passes: bool) -> None:
     model = table()
     there = bench.Gallery("table", Namespace(), Namespace(data={}))  # type: ignore[arg-type]
     there._loaded = LoadedModel(model, None, None)  # type: ignore[arg-type]
     engine = Engine(model)
-    places: list[float] = []
+    cells = []
     for seed in range(12):
         params = SamplingParams(max_tokens=40, temperature=temperature, seed=seed)
         [result] = engine.generate([[1, 2, 3]], params)
-        places += there.places_in_law([1, 2, 3], result, bench.Place("block", "chat", seed, ""))
-    assert (gallery.kolmogorov(places) > 0.01) is passes
+        cells.append(there.law([1, 2, 3], result, bench.Place("block", "chat", seed, "")))
+    p = gallery.law_test(cells)
+    assert p is not None
+    assert (p > 0.01) is passes
     assert model.cache.slots_in_use <= engine.config.max_batch
 
 
@@ -66,13 +68,14 @@ def cell(**values: Any) -> dict[str, Any]:
 def measured(**parts: dict[str, Any]) -> dict[str, Any]:
     rng = random.Random(1)
     even = [rng.random() for _ in range(60)]
+    sound = {"places": even, "surprise": [0.5, 4.0]}
     kept = {
-        "t/exact/chat/0/plain": {"law": []},
+        "t/exact/chat/0/plain": {},
         "t/exact/chat/0/suffix": cell(same=3),
         "t/exact/chat/0/eagle3": cell(same=3, cold=2.0),
         "t/exact/chat/0/combined:suffix+eagle3": cell(same=3, cold=1.9),
-        "t/rejection/chat/0/suffix": cell(law=even),
-        "t/rejection/chat/0/control": {"law": [value**4 for value in even]},
+        "t/rejection/chat/0/suffix": cell(**sound),
+        "t/rejection/chat/0/control": {**sound, "places": [value**4 for value in even]},
     }
     names = ["suffix", "eagle3", "combined:suffix+eagle3"]
     return {"drafters": {"t": names}, "parts": kept | parts, "refused": {}, "memory": {}}
@@ -90,8 +93,8 @@ def test_figures_are_pooled_and_losses_found() -> None:
     ("key", "value", "fault"),
     [
         ("t/exact/chat/0/suffix", cell(same=2), "1 of 3 texts"),
-        ("t/rejection/chat/0/suffix", cell(law=[0.01 * i / 60 for i in range(60)]), "not the target's law"),
-        ("t/rejection/chat/0/control", {"law": [i / 60 for i in range(60)]}, "does not see"),
+        ("t/rejection/chat/0/suffix", cell(places=[i / 60 for i in range(60)], surprise=[9.0, 1.0]), "not the"),
+        ("t/rejection/chat/0/control", {"places": [i / 60 for i in range(60)], "surprise": [0.0, 1.0]}, "not see"),
     ],
 )
 def test_what_must_not_be_is_a_fault(key: str, value: dict[str, Any], fault: str) -> None:
