@@ -114,6 +114,13 @@ BUILT_IN = (
         "foredraft.drafters.vocabulary:VocabularyDrafter",
     ),
     DrafterEntry(
+        "encoder-decoder",
+        "a smaller encoder-decoder model (T5 and its kind) writes ahead of a larger one",
+        "a smaller model of the target's family, and an encoder-decoder target",
+        "MODEL: folder or hub id of a sequence-to-sequence model in safetensors",
+        "foredraft.drafters.encoder_decoder:EncoderDecoderDrafter",
+    ),
+    DrafterEntry(
         "early-exit",
         "the target's own first layers write ahead, without a second model or cache",
         "a target of the built-in decoder's families",
