@@ -40,12 +40,17 @@ def test_torchs_openmp_is_the_only_one() -> None:
     assert run("auto") == f"True {isa_name()} '' 1"
 
 
+@pytest.mark.skipif(isa_name() not in ("avx2", "avx512"), reason="needs vector instructions")
+def test_at_most_avx2() -> None:
+    assert run("avx2").startswith("True avx2 ")
+
+
 def test_switched_off() -> None:
     assert run("off").startswith("False torch 'switched off by FOREDRAFT_KERNELS=off'")
 
 
 def test_unknown_switch_is_refused() -> None:
-    assert "FOREDRAFT_KERNELS: unknown value 'fast'; use auto, portable or off" in run("fast")
+    assert "FOREDRAFT_KERNELS: unknown value 'fast'; use auto, avx2, portable or off" in run("fast")
 
 
 def test_asking_for_a_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,7 +24,12 @@ ABI = 2
 """Must equal ``fd_abi()``: a library left over from an older build is refused, not called."""
 
 SWITCH = "FOREDRAFT_KERNELS"
-"""Environment variable: ``auto`` (default), ``portable`` (no vector instructions) or ``off`` (torch only)."""
+"""Environment variable: ``auto`` (default: the best that the CPU has), ``avx2`` (at most that), ``portable`` (no vector
+instructions) or ``off`` (torch only).
+"""
+
+_MOST = {"portable": 0, "avx2": 1, "auto": 2}
+_NAMES = ("portable", "avx2", "avx512")
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fd_abi": (c_int, []),
@@ -62,15 +67,15 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{LIBRARY.name} is of another version (ABI {library.fd_abi()}, {ABI} is wanted); install again"
     if [library.fd_struct_size(i) for i in range(len(STRUCTS))] != [ctypes.sizeof(struct) for struct in STRUCTS]:
         return None, f"{LIBRARY.name} lays out its structs differently; install again"
-    if mode == "auto" and library.fd_isa() != 1:
+    if mode != "portable" and library.fd_isa() < 1:
         return None, f"this CPU has no AVX2 and FMA, and without them torch is faster ({SWITCH}=portable insists)"
     return library, ""
 
 
 def _mode() -> str:
     mode = os.environ.get(SWITCH, "auto")
-    if mode not in ("auto", "portable", "off"):
-        raise ConfigError(f"unknown value {mode!r}", field=SWITCH, remedy="use auto, portable or off")
+    if mode not in _MOST and mode != "off":
+        raise ConfigError(f"unknown value {mode!r}", field=SWITCH, remedy="use auto, avx2, portable or off")
     return mode
 
 
@@ -94,13 +99,15 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def isa() -> int:
-    """Instruction set in use: 1 is AVX2 with FMA, 0 the portable path, which gives the same bits."""
-    return 0 if _mode() == "portable" else int(library().fd_isa())
+    """Instruction set in use: 2 is AVX-512 with byte dot products (VNNI), 1 AVX2 with FMA, 0 none. All give the same
+    bits.
+    """
+    return min(_MOST[_mode()], int(library().fd_isa()))
 
 
 def isa_name() -> str:
-    """``"avx2"``, ``"portable"``, or ``"torch"`` if the library is not in use."""
-    return ("portable", "avx2")[isa()] if available() else "torch"
+    """``"avx512"``, ``"avx2"``, ``"portable"``, or ``"torch"`` if the library is not in use."""
+    return _NAMES[isa()] if available() else "torch"
 
 
 __all__ = ["ABI", "LIBRARY", "SWITCH", "available", "isa", "isa_name", "library", "why_unavailable"]

@@ -12,6 +12,7 @@
 namespace foredraft {
 
 constexpr int kLanes = 8;
+constexpr int kUnit = 4;  // panels of a tile, handed to a thread together
 
 enum Format : int {
     kF32 = 0,   // 8 inputs a group: float[8][lane]
@@ -63,13 +64,14 @@ constexpr int kByteOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 enum Activations : int { kFloat = 0, kInt16 = 1, kInt8 = 2 };
 
-// Activations of the integer kernels, with one scale for each 32 inputs of a row.
+// Activations of the integer kernels, with one scale for each block of 32 inputs of a row. The same block of all rows
+// stands together: the rows of a tile are then at fixed distances, which instructions can name without a register.
 struct Quantised {
-    const void* q;             // [n, in]: int16, or int8 in kByteOrder
-    const float* scale;        // [n, in/32]
-    const float* scaled_sum; // [n, in/32]: scale * sum(q)
-    const int32_t* sums;       // [n, in/32, 2]: sum(q) of the first and the last 16 inputs
-    long in;
+    const void* q;            // [in/32, n, 32]: int16, or int8 in kByteOrder
+    const float* scale;       // [in/32, n]
+    const float* scaled_sum;  // [in/32, n]: scale * sum(q)
+    const int32_t* sums;      // [in/32, n, 2]: sum(q) of the first and the last 16 inputs
+    long in, n;
 };
 
 // One tile: `rows` <= 8 input rows times `count` <= 4 panels; out[row*32 + panel*8 + lane].
@@ -86,7 +88,8 @@ struct Tile {
 
 using FloatKernel = void (*)(const Tile&, float* out);
 using IntKernel = void (*)(const Tile&, const Quantised&, float* out);
-using QuantiseKernel = void (*)(const float* x, long blocks, void* q, float* scale, float* scaled_sum, int32_t* sums);
+// Rounds 32 * blocks numbers that follow each other; `step` blocks lie between their places.
+using QuantiseKernel = void (*)(const float* x, long blocks, long step, void* q, float* scale, float* scaled_sum, int32_t* sums);
 
 struct Kernels {
     FloatKernel linear[kFormats];
@@ -98,6 +101,12 @@ struct Kernels {
 
 extern const Kernels kPortable;
 extern const Kernels kAvx2;
+extern const Kernels kAvx512;
 bool has_avx2();
+bool has_avx512();  // with byte dot products
+
+// Instruction sets, each of which includes the ones before it. All give the same bits.
+enum Isa : int { kNoVectors = 0, kIsaAvx2 = 1, kIsaAvx512 = 2 };
+int usable_isa(int wanted);  // the best one that this processor has, `wanted` at most
 
 }  // namespace foredraft

@@ -12,10 +12,16 @@
 
 namespace foredraft {
 
-const Kernels& kernels(int isa) { return isa == 1 ? kAvx2 : kPortable; }
+int usable_isa(int wanted) {
+    static const int best = has_avx512() ? kIsaAvx512 : has_avx2() ? kIsaAvx2 : kNoVectors;
+    return std::max<int>(kNoVectors, std::min(wanted, best));
+}
 
-// Rows a tile: what was quickest on a processor with 16 vector registers.
+const Kernels& kernels(int isa) { return isa == kIsaAvx512 ? kAvx512 : isa == kIsaAvx2 ? kAvx2 : kPortable; }
+
+// Rows a tile: what was quickest with the vector registers there are, 32 or 16.
 static long tile_rows(const Linear& l) {
+    if (l.isa == kIsaAvx512) return 8;
     if (l.format <= kBF16) return 6;
     return l.activations != kFloat && l.format != kQ6K ? 5 : 8;
 }
@@ -64,18 +70,18 @@ void Scratch::reserve(size_t blocks) {
     sums.resize(blocks * 2);
 }
 
-void quantise_blocks(int isa, int activations, const float* x, long blocks, Scratch& scratch, long at) {
-    const long size = activations == kInt8 ? 1 : 2;
+void quantise_blocks(int isa, int activations, const float* x, long block, long blocks, long row, long n, Scratch& scratch) {
+    const long size = activations == kInt8 ? 1 : 2, at = block * n + row;
     const QuantiseKernel quantise = activations == kInt8 ? kernels(isa).quantise8 : kernels(isa).quantise16;
     uint8_t* q = reinterpret_cast<uint8_t*>(scratch.q.data()) + at * 32 * size;
-    quantise(x, blocks, q, scratch.scale.data() + at, scratch.scaled_sum.data() + at, scratch.sums.data() + 2 * at);
+    quantise(x, blocks, n, q, scratch.scale.data() + at, scratch.scaled_sum.data() + at, scratch.sums.data() + 2 * at);
 }
 
 void quantise_share(const Linear& l, Scratch& scratch, int thread, int team) {
     const long blocks = l.in / 32, total = l.n * blocks, last = total * (thread + 1) / team;
     for (long at = total * thread / team; at < last;) {
         const long row = at / blocks, column = at % blocks, count = std::min(last - at, blocks - column);
-        quantise_blocks(l.isa, l.activations, l.x + row * l.ldx + column * 32, count, scratch, at);
+        quantise_blocks(l.isa, l.activations, l.x + row * l.ldx + column * 32, column, count, row, l.n, scratch);
         at += count;
     }
 }
@@ -93,17 +99,17 @@ extern "C" {
 
 int fd_abi() { return 2; }
 
-int fd_isa() { return has_avx2() ? 1 : 0; }
+int fd_isa() { return usable_isa(kIsaAvx512); }
 
 // y[n, out] = x[n, in] W^T + bias. Float32 sums; `activations` other than kFloat rounds x first, where the format can.
 void fd_linear(int format, const uint8_t* weights, long out, long in, const float* x, long ldx, long n, const float* bias,
                float* y, long ldy, int threads, int activations, int isa) {
-    const Linear l{format, weights, out, in, x, ldx, n, bias, y, ldy, isa == 1 && has_avx2() ? 1 : 0,
+    const Linear l{format, weights, out, in, x, ldx, n, bias, y, ldy, usable_isa(isa),
                    usable(format, activations)};
     static thread_local Scratch scratch;
     if (l.activations != kFloat) scratch.reserve(static_cast<size_t>(n * (in / 32)));
     Scratch& mine = scratch;  // the caller's, also when another thread of the team names it
-    const Quantised q = mine.view(in);
+    const Quantised q = mine.view(in, n);
     std::atomic<long> next{0};
     Barrier barrier;
     const auto body = [&](int thread, int team) {

@@ -7,8 +7,6 @@
 
 namespace foredraft {
 
-constexpr int kUnit = 4;  // panels handed to a thread at a time
-
 struct Linear {
     int format;
     const uint8_t* weights;
@@ -35,11 +33,11 @@ struct Scratch {
     std::vector<int32_t> sums;
 
     void reserve(size_t blocks);
-    Quantised view(long in) const { return {q.data(), scale.data(), scaled_sum.data(), sums.data(), in}; }
+    Quantised view(long in, long n) const { return {q.data(), scale.data(), scaled_sum.data(), sums.data(), in, n}; }
 };
 
-// Rounds 32 * blocks numbers into the scratch's blocks from `at` on.
-void quantise_blocks(int isa, int activations, const float* x, long blocks, Scratch& scratch, long at);
+// Rounds inputs [32 * block, 32 * (block + blocks)) of row `row` of `n`, which start at x.
+void quantise_blocks(int isa, int activations, const float* x, long block, long blocks, long row, long n, Scratch& scratch);
 
 // Rounds this thread's share of all blocks of all rows; rounding is local to a block, so the shares cannot matter.
 void quantise_share(const Linear& l, Scratch& scratch, int thread, int team);

@@ -121,11 +121,10 @@ void float_tile(const uint8_t* w, size_t stride, const float* x, long ldx, long 
 
 // One float step a block: running sum += integer sum * (weight scale * input scale).
 template <class D, int R, int P>
-FD_INLINE void scale_sums(const D (&d)[P], int half, const __m256i (&sum)[R][P], const float* scales, long step,
-                          __m256 (&acc)[R][P]) {
+FD_INLINE void scale_sums(const D (&d)[P], int half, const __m256i (&sum)[R][P], const float* scales, __m256 (&acc)[R][P]) {
     FD_UNROLL
     for (int r = 0; r < R; ++r) {
-        const __m256 scale = _mm256_broadcast_ss(scales + r * step);
+        const __m256 scale = _mm256_broadcast_ss(scales + r);
         FD_UNROLL
         for (int p = 0; p < P; ++p) {
             const __m256 factor = _mm256_mul_ps(d[p].scale(half), scale);
@@ -136,7 +135,7 @@ FD_INLINE void scale_sums(const D (&d)[P], int half, const __m256i (&sum)[R][P],
 
 // Exact sums of inputs 16*half … of one block in int16 pairs, two products an instruction and lane.
 template <class D, int R, int P>
-FD_INLINE void block_sums16(const D (&d)[P], int half, const int16_t* q, long step, __m256i (&sum)[R][P]) {
+FD_INLINE void block_sums16(const D (&d)[P], int half, const int16_t* q, __m256i (&sum)[R][P]) {
     constexpr int kPairs = D::kSplit ? 8 : 16;
     FD_UNROLL
     for (int s = half * kPairs; s < (half + 1) * kPairs; ++s) {
@@ -145,7 +144,7 @@ FD_INLINE void block_sums16(const D (&d)[P], int half, const int16_t* q, long st
         for (int p = 0; p < P; ++p) v[p] = d[p].pair(s);
         FD_UNROLL
         for (int r = 0; r < R; ++r) {
-            const __m256i x = splat(load<int32_t>(q + r * step + 2 * s));
+            const __m256i x = splat(load<int32_t>(q + 32 * r + 2 * s));
             FD_UNROLL
             for (int p = 0; p < P; ++p) {
                 __m256i next = _mm256_add_epi32(sum[r][p], _mm256_madd_epi16(v[p], x));
@@ -158,7 +157,7 @@ FD_INLINE void block_sums16(const D (&d)[P], int half, const int16_t* q, long st
 
 // The same for nibbles times bytes, four products an instruction and lane: 8 * 2 * 15 * 127 still fits into int16.
 template <class D, int R, int P>
-FD_INLINE void block_sums8(const D (&d)[P], const int8_t* q, long step, __m256i (&sum)[R][P]) {
+FD_INLINE void block_sums8(const D (&d)[P], const int8_t* q, __m256i (&sum)[R][P]) {
     __m256i narrow[R][P];
     FD_UNROLL
     for (int s = 0; s < 8; ++s) {
@@ -167,7 +166,7 @@ FD_INLINE void block_sums8(const D (&d)[P], const int8_t* q, long step, __m256i 
         for (int p = 0; p < P; ++p) v[p] = nibble_bytes(d[p].p, s);
         FD_UNROLL
         for (int r = 0; r < R; ++r) {
-            const __m256i x = splat(load<int32_t>(q + r * step + 4 * s));
+            const __m256i x = splat(load<int32_t>(q + 32 * r + 4 * s));
             FD_UNROLL
             for (int p = 0; p < P; ++p) {
                 __m256i next = _mm256_maddubs_epi16(v[p], x);
@@ -201,7 +200,7 @@ void int_tile(const uint8_t* w, size_t stride, const Quantised& x, long row, flo
     const long last = blocks - static_cast<long>(kAhead / kPart);
     for (long b = 0; b < blocks; ++b) {
         const size_t beyond = b < last ? 0 : (P - 1) * stride;
-        const long first = row * blocks + b;
+        const long first = b * x.n + row;
         const int sub = static_cast<int>(b % D::kSubs);
         D d[P];
         FD_UNROLL
@@ -215,23 +214,23 @@ void int_tile(const uint8_t* w, size_t stride, const Quantised& x, long row, flo
             __m256i sum[R][P];
             FD_UNROLL
             for (int r = 0; r < R; ++r) {
-                const int32_t* s = x.sums + 2 * (first + r * blocks);
+                const int32_t* s = x.sums + 2 * (first + r);
                 const int taken = D::kOffset == 0 ? 0 : kHalves == 2 ? s[half] : s[0] + s[1];
                 FD_UNROLL
                 for (int p = 0; p < P; ++p) sum[r][p] = splat(-D::kOffset * taken);
             }
             const T* q = static_cast<const T*>(x.q) + 32 * first;
             if constexpr (sizeof(T) == 1) {
-                block_sums8<D, R, P>(d, q, 32 * blocks, sum);
+                block_sums8<D, R, P>(d, q, sum);
             } else {
-                block_sums16<D, R, P>(d, half, q, 32 * blocks, sum);
+                block_sums16<D, R, P>(d, half, q, sum);
             }
-            scale_sums<D, R, P>(d, half, sum, x.scale + first, blocks, acc);
+            scale_sums<D, R, P>(d, half, sum, x.scale + first, acc);
         }
         if constexpr (D::kAdd) {
             FD_UNROLL
             for (int r = 0; r < R; ++r) {
-                const __m256 total = _mm256_broadcast_ss(x.scaled_sum + first + r * blocks);
+                const __m256 total = _mm256_broadcast_ss(x.scaled_sum + first + r);
                 FD_UNROLL
                 for (int p = 0; p < P; ++p) acc[r][p] = _mm256_fmadd_ps(d[p].add(), total, acc[r][p]);
             }
@@ -328,11 +327,11 @@ FD_INLINE void store_block(int8_t* q, const __m256i (&n)[4]) {
 }
 
 template <class T>
-void quantise(const float* x, long count, void* target, float* scale, float* scaled_sum, int32_t* sums) {
+void quantise(const float* x, long count, long step, void* target, float* scale, float* scaled_sum, int32_t* sums) {
     constexpr float kTop = sizeof(T) == 1 ? 127.0f : 32767.0f;
     const __m256i magnitude = splat(0x7FFFFFFF);
     T* q = static_cast<T*>(target);
-    for (long b = 0; b < count; ++b, x += 32, q += 32) {
+    for (long at = 0; at < count * step; at += step, x += 32, q += 32 * step) {
         __m256 v[4];
         __m256i top = _mm256_setzero_si256();
         for (int i = 0; i < 4; ++i) {
@@ -349,10 +348,10 @@ void quantise(const float* x, long count, void* target, float* scale, float* sca
             if (inverse == 0.0f) n[i] = _mm256_setzero_si256();
         }
         store_block(q, n);
-        sums[2 * b] = sum_lanes(_mm256_add_epi32(n[0], n[1]));
-        sums[2 * b + 1] = sum_lanes(_mm256_add_epi32(n[2], n[3]));
-        scale[b] = finite ? largest / kTop : NAN;
-        scaled_sum[b] = scale[b] * static_cast<float>(sums[2 * b] + sums[2 * b + 1]);
+        sums[2 * at] = sum_lanes(_mm256_add_epi32(n[0], n[1]));
+        sums[2 * at + 1] = sum_lanes(_mm256_add_epi32(n[2], n[3]));
+        scale[at] = finite ? largest / kTop : NAN;
+        scaled_sum[at] = scale[at] * static_cast<float>(sums[2 * at] + sums[2 * at + 1]);
     }
 }
 

@@ -50,7 +50,7 @@ void integer(const Tile& t, const Quantised& x, float* out) {
                 const uint8_t* group = t.weights + p * t.stride + g * layout.bytes;
                 const Sub s = decode_sub(F, group, static_cast<int>(b % (layout.group / 32)), lane);
                 for (int r = 0; r < t.rows; ++r) {
-                    const long at = (t.first_row + r) * blocks + b;
+                    const long at = b * x.n + t.first_row + r;
                     float& sum = out[32 * r + 8 * p + lane];
                     sum = integer_step(F, s, static_cast<const T*>(x.q) + at * 32, x.scale[at], x.scaled_sum[at], sum);
                 }
@@ -60,10 +60,10 @@ void integer(const Tile& t, const Quantised& x, float* out) {
 }
 
 template <class T>
-void quantise(const float* x, long count, void* target, float* scale, float* scaled_sum, int32_t* sums) {
+void quantise(const float* x, long count, long step, void* target, float* scale, float* scaled_sum, int32_t* sums) {
     constexpr float kTop = sizeof(T) == 1 ? 127.0f : 32767.0f;
     T* q = static_cast<T*>(target);
-    for (long b = 0; b < count; ++b, x += 32, q += 32) {
+    for (long at = 0; at < count * step; at += step, x += 32, q += 32 * step) {
         uint32_t top = 0;
         for (int k = 0; k < 32; ++k) {
             const uint32_t bits = load<uint32_t>(x + k) & 0x7FFFFFFFu;
@@ -78,10 +78,10 @@ void quantise(const float* x, long count, void* target, float* scale, float* sca
             q[k] = inverse == 0.0f ? 0 : static_cast<T>(std::nearbyint(x[from] * inverse));
             part[k / 16] += q[k];
         }
-        scale[b] = finite ? largest / kTop : NAN;  // a NaN or infinity makes the whole output row NaN
-        scaled_sum[b] = scale[b] * static_cast<float>(part[0] + part[1]);
-        sums[2 * b] = part[0];
-        sums[2 * b + 1] = part[1];
+        scale[at] = finite ? largest / kTop : NAN;  // a NaN or infinity makes the whole output row NaN
+        scaled_sum[at] = scale[at] * static_cast<float>(part[0] + part[1]);
+        sums[2 * at] = part[0];
+        sums[2 * at + 1] = part[1];
     }
 }
 

@@ -46,7 +46,7 @@ class Worker {
   public:
     Worker(const Model& m, const Pass& p, Workspace& w, std::deque<std::atomic<long>>& counters, Barrier& barrier,
            int thread, int team)
-        : m_(m), p_(p), w_(w), counters_(counters), barrier_(barrier), ops_(p.isa == 1 ? kOpsAvx2 : kOpsPortable), thread_(thread), team_(team) {}
+        : m_(m), p_(p), w_(w), counters_(counters), barrier_(barrier), ops_(p.isa >= kIsaAvx2 ? kOpsAvx2 : kOpsPortable), thread_(thread), team_(team) {}
 
     void run() {
         embed();
@@ -104,13 +104,13 @@ class Worker {
 
     Scratch& scratch(int kind) { return kind == kInt8 ? w_.narrow : w_.wide; }
 
-    // Rounds inputs [column, column + count) of one row for `next`, by the thread that has just made them.
-    void round(const Product& next, const float* x, long row, long column, long count) {
+    // Rounds inputs [column, column + count) of one of n rows for `next`, by the thread that has just made them.
+    void round(const Product& next, const float* x, long n, long row, long column, long count) {
         const unsigned wanted = kinds(next);
         for (const int kind : {kInt16, kInt8}) {
             if (wanted & (1u << kind)) {
-                const long at = (row * next.in + column) / 32;
-                quantise_blocks(static_cast<int>(p_.isa), kind, x + row * next.in + column, count / 32, scratch(kind), at);
+                const float* from = x + row * next.in + column;
+                quantise_blocks(static_cast<int>(p_.isa), kind, from, column / 32, count / 32, row, n, scratch(kind));
             }
         }
     }
@@ -121,7 +121,7 @@ class Worker {
             const Matrix& a = product.part[i];
             const int format = static_cast<int>(a.format), kind = usable(format, static_cast<int>(m_.activations));
             const Linear l{format, a.weights, a.out, product.in, x, product.in, n, a.bias, y, ldy, static_cast<int>(p_.isa), kind, add};
-            linear_units(l, scratch(kind).view(product.in), counters_[stage_++], team_);
+            linear_units(l, scratch(kind).view(product.in, n), counters_[stage_++], team_);
             y += a.out;
         }
         meet();
@@ -131,7 +131,7 @@ class Worker {
     void norm(const float* weight, const float* x, const Product& next, float* y) {
         each_row(p_.rows, [&](long r) {
             ops_.rms_norm(x + r * m_.hidden, weight, m_.norm_eps, m_.hidden, y + r * m_.hidden);
-            round(next, y, r, 0, m_.hidden);
+            round(next, y, p_.rows, r, 0, m_.hidden);
         });
     }
 
@@ -192,12 +192,12 @@ class Worker {
                     const long last = std::min<long>(s->rows, first + kRowTile);
                     ops_.attend(a, *s, v, p_.positions, first, last, q, width, y, out);
                     if (dim % 32 != 0) continue;
-                    for (long r = s->first + first; r < s->first + last; ++r) round(l.out, w_.mixed.data(), r, h * dim, dim);
+                    for (long r = s->first + first; r < s->first + last; ++r) round(l.out, w_.mixed.data(), p_.rows, r, h * dim, dim);
                 }
             }
         }
         meet();
-        if (dim % 32 != 0) each_row(p_.rows, [&](long r) { round(l.out, w_.mixed.data(), r, 0, out); });
+        if (dim % 32 != 0) each_row(p_.rows, [&](long r) { round(l.out, w_.mixed.data(), p_.rows, r, 0, out); });
     }
 
     void layer(long i) {
@@ -222,7 +222,7 @@ class Worker {
             const long r = item / slices, from = item % slices * 64, n = std::min(64L, inner - from);
             const float* g = w_.gates.data() + 2 * r * inner + from;
             ops_.gate(g, g + inner, n, m_.tanh_gelu != 0, w_.inner.data() + r * inner + from);
-            round(next, w_.inner.data(), r, from, n);
+            round(next, w_.inner.data(), p_.rows, r, from, n);
         });
     }
 
@@ -231,7 +231,7 @@ class Worker {
         if (n == 0) return;
         each_row(n, [&](long r) {
             ops_.rms_norm(w_.x.data() + p_.logit_row[r] * d, m_.final_norm, m_.norm_eps, d, w_.h.data() + r * d);
-            round(m_.head, w_.h.data(), r, 0, d);
+            round(m_.head, w_.h.data(), n, r, 0, d);
         });
         product(m_.head, w_.h.data(), n, p_.logits, m_.vocab, false);
         if (m_.logit_softcap > 0) {
@@ -256,7 +256,7 @@ void fd_pass(const Model* m, const Pass* pass) {
     static thread_local Workspace workspace;
     Workspace& w = workspace;  // the caller's, also when another thread of the team names it
     Pass p = *pass;
-    if (!has_avx2()) p.isa = 0;
+    p.isa = usable_isa(static_cast<int>(p.isa));
     w.reserve(*m, p);
     std::deque<std::atomic<long>> counters(static_cast<size_t>(9 * m->layers + 3));
     Barrier barrier;
