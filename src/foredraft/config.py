@@ -133,6 +133,8 @@ class SamplingParams(Schema):
     """Seed of this request's random numbers; without it a fresh one is drawn, and returned with the result."""
     logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
     """Return log-probabilities of each token under the model's unfiltered law, and of this many likeliest others."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
+    """The same of each token of the prompt but the first; with max_tokens = 0 the prompt is only scored."""
 
     @property
     def greedy(self) -> bool:

@@ -72,6 +72,9 @@ class Admission:
         _check_type(params, SamplingParams, "params")
         _check_type(speculation, SpeculationConfig, "speculation")
         ids = self._encode(prompt)
+        problem = getattr(self.target, "prompt_problem", None)
+        if params.prompt_logprobs is not None and problem:
+            raise ConfigError(f"prompts of this model have none: {problem}", field="prompt_logprobs", remedy="drop it")
         eos = self.tokenizer.eos_ids if self.tokenizer else frozenset()
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
         rule = choose_rule(params, speculation)
@@ -139,7 +142,7 @@ class Admission:
             if params.max_tokens is None:
                 raise ConfigError("this target has no context limit", field="max_tokens", remedy="set max_tokens")
             return params.max_tokens
-        if prompt_length >= limit:
+        if prompt_length > limit or (prompt_length == limit and params.max_tokens != 0):
             raise ContextLengthError(
                 f"has {prompt_length} tokens, the context holds {limit} with at least one of output",
                 field="prompt",

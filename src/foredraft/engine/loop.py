@@ -24,6 +24,7 @@ from foredraft.engine.forced import fit_to_grammar, own_verdict
 from foredraft.engine.guard import Guard
 from foredraft.engine.judge import judge
 from foredraft.engine.request import Request
+from foredraft.engine.scoring import collect, rows_of_a_step, unscored
 from foredraft.errors import CacheFullError, DrafterError, ForedraftError
 from foredraft.models.base import Segment, Target
 from foredraft.types import NO_DRAFT, Draft, Verdict
@@ -38,6 +39,7 @@ class Work:
     request: Request
     unread: list[int]
     complete: bool  # the unread tokens reach the end of the committed text, so the pass writes something
+    scored: bool = False  # the rows of the unread tokens are wanted too
     draft: Draft = NO_DRAFT
     proposed: int = 0  # tokens that the drafter proposed
     own: int = 0  # those of them in the draft, at its beginning
@@ -116,14 +118,17 @@ class Loop:
     def _plan(self, requests: Sequence[Request]) -> list[Work]:
         """Who reads how much of what is unread; the budget of prompt tokens is shared in order of arrival."""
         works = []
-        room = self.max_step_tokens
+        room, rows = self.max_step_tokens, rows_of_a_step(self.target.vocab_size)
         for request in requests:
             assert request.slot is not None
             unread = request.ids[self.target.cache.length(request.slot) :]
             take = len(unread) if len(unread) == 1 else min(len(unread), room)
+            if scored := unscored(request):
+                take = min(take, rows)
+                rows -= take
             if take:
                 room -= take if len(unread) > 1 else 0
-                works.append(Work(request, unread[:take], take == len(unread)))
+                works.append(Work(request, unread[:take], take == len(unread), scored))
         return works
 
     # --- propose
@@ -306,7 +311,17 @@ class Loop:
     def _settle(self, work: Work, logits: Tensor, taps: Tensor | None) -> None:
         request, cache = work.request, self.target.cache
         assert request.slot is not None
-        if not work.complete or request.cancelled:
+        if work.scored and not request.cancelled:
+            try:
+                collect(request, cache.length(request.slot), logits[: len(work.unread)])
+            except Exception as error:
+                cache.commit(request.slot, 0)
+                self.fail(request, error)
+                return
+            logits = logits[len(work.unread) - 1 :]
+            if work.complete and request.remaining <= 0:  # nothing but scores is wanted
+                request.finish_reason = "length"
+        if not work.complete or request.cancelled or request.finished:
             cache.commit(request.slot, len(work.unread))
             self._observe(work, None, taps, len(work.unread))
             return
@@ -355,7 +370,7 @@ class Loop:
 def _segment(work: Work, bare: bool) -> Segment:
     assert work.request.slot is not None
     unread, draft = work.unread, NO_DRAFT if bare else work.draft
-    first = len(unread) - 1 if work.complete else len(unread)
+    first = 0 if work.scored else len(unread) - 1 if work.complete else len(unread)
     parents = None
     if draft.parents is not None:
         offset = len(unread)

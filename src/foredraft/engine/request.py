@@ -65,6 +65,7 @@ class Request:
     started: bool = False
     kinds: list[TokenKind] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     stats: SpecStats = field(default_factory=SpecStats)
     plain_steps: int = 0
     events: list[StreamToken] = field(default_factory=list)
@@ -104,6 +105,7 @@ class Request:
             token_ids=list(self.output),
             kinds=self.kinds,
             logprobs=None if self.params.logprobs is None else self.logprobs,
+            prompt_logprobs=None if self.params.prompt_logprobs is None else self.prompt_logprobs,
             finish_reason=self.finish_reason,
             seed=self.seed,
             usage=Usage(self.prompt_length, self.written, self.cached_tokens),

@@ -12,7 +12,7 @@ from foredraft.types import FinishReason, TokenKind
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of one written token under the target's unfiltered law (temperature 1, no filters).
+    """Log-probability of one token under the target's unfiltered law (temperature 1, no filters).
 
     Attributes:
         top: The likeliest tokens there with their log-probabilities, as many as ``SamplingParams.logprobs``.
@@ -59,6 +59,7 @@ class Result:
         token_ids: Written ids, the end-of-sequence or stop token included.
         kinds: How each token came to be.
         logprobs: One entry a token if asked for, else None.
+        prompt_logprobs: If asked for, one entry a token of the prompt, None for the first.
         finish_reason: ``stop``, ``length``, ``cancelled`` or ``error``.
         seed: Seed that reproduces the request.
         stats: Acceptance of this request.
@@ -83,6 +84,7 @@ class Result:
     drafter: str = "none"
     plain_steps: int = 0
     error: ForedraftError | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -101,6 +103,9 @@ class Result:
             "token_ids": self.token_ids,
             "token_kinds": self.kinds,
             "logprobs": None if self.logprobs is None else [asdict(entry) for entry in self.logprobs],
+            "prompt_logprobs": None
+            if self.prompt_logprobs is None
+            else [None if entry is None else asdict(entry) for entry in self.prompt_logprobs],
             "finish_reason": self.finish_reason,
             "seed": self.seed,
             "error": None if self.error is None else str(self.error),

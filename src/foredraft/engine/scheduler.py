@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from foredraft.drafters.base import Drafter
 from foredraft.engine.loop import Loop, StepTimes
 from foredraft.engine.request import Request
+from foredraft.engine.scoring import unscored
 from foredraft.engine.stats import SpecStats
 from foredraft.engine.waiting import WaitingQueue
 from foredraft.errors import CacheFullError, ForedraftError, RequestTimeoutError
@@ -50,7 +51,7 @@ class Scheduler:
         return bool(self.waiting or self.active)
 
     def add(self, request: Request) -> None:
-        if request.remaining <= 0:
+        if request.remaining <= 0 and not unscored(request):
             request.finish_reason = "length"
             self._unqueue = True
         self._alarm = min([self._alarm, *_limits(request)])
@@ -113,7 +114,7 @@ class Scheduler:
         while self.waiting and len(self.active) < self.max_batch and not (self._full and self.active):
             request = self.waiting.first(self.active)
             try:
-                request.slot, cached = self.pool.take(request.ids, request.tenant)
+                request.slot, cached = self.pool.take([] if unscored(request) else request.ids, request.tenant)
             except CacheFullError as error:
                 if not self.active:  # nothing will ever come free
                     self.waiting.remove([request])
