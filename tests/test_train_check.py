@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from foredraft.export.speculators import Verifier, write_head
 from foredraft.models.info import LoadedModel, ModelInfo
 from foredraft.models.loading import load_model
-from foredraft.train import check
+from foredraft.train import check, check_parts
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +35,20 @@ def good(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from foredraft.train.record import Recorder, Task, record
 
     engine = Engine(loaded.target, Recorder((*training.TAPS, layers)), k=0, prefix_reuse=False)
-    params = SamplingParams(max_tokens=check.TOKENS)
-    tasks = [Task(2 + n, [1 + n] * 4, params) for n in range(len(check.PROMPTS))]
+    params = SamplingParams(max_tokens=check_parts.TOKENS)
+    tasks = [Task(2 + n, [1 + n] * 4, params) for n in range(len(check_parts.PROMPTS))]
     list(record(engine, tasks, data))
     run = training.trainer(loaded.target, data, folder / "run", steps=80, batch=4, lr=1e-2, rollout=2, held_out=1)  # type: ignore[arg-type]
-    run.held_out = []
+    run.task.held_out = []
     run.run()
-    write_head(folder / "head", run.shape, run.net.state(), run.parts.token_ids, Verifier("tiny"), dtype=torch.float32)
+    write_head(
+        folder / "head",
+        run.task.shape,
+        run.task.weights(),
+        run.task.parts.token_ids,
+        Verifier("tiny"),
+        dtype=torch.float32,
+    )
     return folder / "head"
 
 
@@ -110,7 +117,7 @@ def test_interleaved_rotary_rows_are_named(head: Path, loaded: LoadedModel) -> N
         name = f"layers.0.self_attn.{part}_proj.weight"
         rows = 4 * tensors[name]  # sharper attention, so that places matter
         turned[name] = rows.view(heads, 2, -1, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
-        assert torch.equal(check._halves(turned[name], heads), rows)
+        assert torch.equal(check_parts.halves(turned[name], heads), rows)
     rewrite(head, **turned)
     report = check.check_head(head, loaded)
     assert any("interleaved rotary layout" in line for line in report.lines()), report.lines()

@@ -17,7 +17,7 @@ from foredraft.cli.train import read_conversations
 from foredraft.errors import ConfigError
 from foredraft.models.loading import load_model
 from foredraft.train.config import EagleTraining
-from foredraft.train.run import train_eagle3
+from foredraft.train.heads import train_eagle3
 
 PAGE = Path(__file__).parent.parent / "docs" / "training.md"
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"

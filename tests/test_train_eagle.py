@@ -22,12 +22,13 @@ from foredraft.models.decoder import Decoder
 from foredraft.models.loading import load_model
 from foredraft.train.checkpoint import load_checkpoint
 from foredraft.train.config import EagleTraining
-from foredraft.train.eagle import EagleTrainer
+from foredraft.train.eagle import Eagle3Task, candidates
 from foredraft.train.eagle_net import EagleNet
+from foredraft.train.loop import Trainer
 from foredraft.train.record import Recorder, Task, record
 from foredraft.train.shards import read_shard, recorded_numbers, shard_paths
 from foredraft.train.target_parts import TargetParts
-from foredraft.train.texts import batches, first_place, frequent_tokens, held_out, held_out_texts
+from foredraft.train.texts import ShardTexts, batches, first_place, frequent_tokens, held_out, held_out_texts
 
 TAPS = (1, 2)
 
@@ -64,7 +65,7 @@ def data(target: Decoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def trainer(target: Decoder, data: Path, out: Path, **options: object) -> EagleTrainer:
+def task(target: Decoder, data: Path, config: EagleTraining, fresh: bool = True) -> Eagle3Task:
     torch.set_num_threads(1)
     ids = frequent_tokens(data, 60, [0], target.vocab_size)
     own = target.shape
@@ -76,8 +77,13 @@ def trainer(target: Decoder, data: Path, out: Path, **options: object) -> EagleT
         draft_vocab=len(ids),
         kv_heads=4,
     )
+    return Eagle3Task(target, shape, ids, config, data, fresh)
+
+
+def trainer(target: Decoder, data: Path, out: Path, **options: object) -> Trainer:
     settings = {"steps": 12, "batch": 3, "rollout": 3, "warmup": 2, "lr": 3e-3, "save_every": 4, "measure_every": 3}
-    return EagleTrainer(target, shape, ids, EagleTraining(**(settings | options)), data, out)
+    config = EagleTraining(**(settings | options))
+    return Trainer(task(target, data, config, not (out / "checkpoint.safetensors").exists()), config, out)
 
 
 def test_each_prompt_is_answered_once(data: Path) -> None:
@@ -104,7 +110,8 @@ def test_other_taps_are_refused(data: Path) -> None:
 
 def test_batches_cover_an_epoch_once_and_leave_out_what_is_held_out(target: Decoder, data: Path) -> None:
     taps = (*TAPS, target.shape.layers)
-    feed = batches(data, taps, first_place(data, 1), 2, 1)
+    texts = ShardTexts(data, taps)
+    feed = batches(texts, first_place(texts, 1), 2, 1)
     seen, epochs = [], set()
     for _ in range(21):
         batch, place = next(feed)
@@ -113,7 +120,7 @@ def test_batches_cover_an_epoch_once_and_leave_out_what_is_held_out(target: Deco
     assert epochs == {0}
     assert len(seen) == len(set(seen)) == 42
     assert not {1, 41} & set(seen)
-    kept = held_out_texts(data, taps, 9)
+    kept = held_out_texts(texts, 9)
     assert {sample.number for sample in kept} == {1, 41}
     assert all(map(held_out, kept))
     assert next(feed)[1].epoch == 1
@@ -123,17 +130,17 @@ def test_a_head_learns_its_texts_and_the_engine_accepts_what_was_measured(
     target: Decoder, data: Path, tmp_path: Path
 ) -> None:
     run = trainer(target, data, tmp_path, steps=100, batch=4, rollout=2, lr=1e-2, measure_every=50)
-    run.held_out = [s for path in shard_paths(data) for s in read_shard(path)][:16]  # texts that it learns
+    run.task.held_out = [s for path in shard_paths(data) for s in read_shard(path)][:16]  # texts that it learns
     before = run.measure()
     history = run.run()
     alpha, _, overlap = run.measure()
     assert history[-1].loss < history[0].loss
     assert alpha[0] > 0.25 > 2 * before[0][0]
     assert overlap > before[2] + 0.1
-    head = build_head(run.shape, run.net.state(), run.parts.token_ids, target.embed, bits=32)
+    head = build_head(run.task.shape, run.task.weights(), run.task.parts.token_ids, target.embed, bits=32)
     engine = Engine(target, Eagle3Drafter(head), k=1, prefix_reuse=False)
     tried = accepted = 0
-    for sample in run.held_out:
+    for sample in run.task.held_out:
         params = SamplingParams(max_tokens=20, ignore_eos=True)
         result = engine.generate([sample.ids[: sample.prompt_length]], params)[0]
         assert result.prompt_ids + result.token_ids == sample.ids
@@ -144,9 +151,8 @@ def test_a_head_learns_its_texts_and_the_engine_accepts_what_was_measured(
 
 @torch.no_grad()
 def test_training_starts_from_the_best_linear_head(target: Decoder, data: Path, tmp_path: Path) -> None:
-    run = trainer(target, data, tmp_path)
-    taps = (*TAPS, target.shape.layers)
-    texts = [run._text(sample) for sample in held_out_texts(data, taps, 9)]
+    run = task(target, data, EagleTraining())
+    texts = [run._text(sample) for sample in held_out_texts(ShardTexts(data), 9)]
 
     def loss(rollout: int) -> list[float]:
         rows = [run._draft(text, rollout) for text in texts]
@@ -169,13 +175,12 @@ def test_training_starts_from_the_best_linear_head(target: Decoder, data: Path, 
     assert start[1] < blind[1] - 0.2
 
 
-def test_the_sampled_softmax_is_right_on_average(target: Decoder, data: Path, tmp_path: Path) -> None:
-    run = trainer(target, data, tmp_path, candidates=20)
+def test_the_sampled_softmax_is_right_on_average() -> None:
     law = torch.rand(30, 60, generator=torch.Generator().manual_seed(1))
     logits = torch.randn(60, generator=torch.Generator().manual_seed(2))
     sums = []
     for number in range(4000):
-        tokens, correction = run._candidates(law, number)
+        tokens, correction = candidates(law, 20, number)
         assert len(set(tokens.tolist())) == 20
         assert set(law.amax(0).topk(10).indices.tolist()) <= set(tokens.tolist())
         sums.append(float((logits[tokens] + correction).exp().sum()))
@@ -186,7 +191,7 @@ def test_the_lm_head_stays_the_targets_unless_asked(target: Decoder, data: Path,
     for wanted in (False, True):
         run = trainer(target, data, tmp_path / str(wanted), steps=2, train_lm_head=wanted)
         run.run()
-        assert torch.equal(run.net.state()["lm_head.weight"], run.parts.rows) is not wanted
+        assert torch.equal(run.task.weights()["lm_head.weight"], run.task.parts.rows) is not wanted
 
 
 CHILD = """
@@ -231,7 +236,7 @@ def test_bfloat16_training_learns_too(target: Decoder, data: Path, tmp_path: Pat
         history = run.run()
         losses[precision] = history[-1].loss
         assert history[-1].loss < history[0].loss
-        assert all(parameter.dtype == torch.float32 for parameter in run.net.parameters())
+        assert all(parameter.dtype == torch.float32 for parameter in run.task.parameters.values())
     assert losses["bfloat16"] != losses["float32"]
     assert losses["bfloat16"] == pytest.approx(losses["float32"], abs=0.4)
 

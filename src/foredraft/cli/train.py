@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,15 +16,19 @@ from foredraft.cli.help import Command, Group
 from foredraft.cli.options import Given, build, collect, schema_options
 from foredraft.cli.session import DEFAULT_TARGET, JsonOption, LoadOptions, TargetOption, spinner, whole_text
 from foredraft.errors import ConfigError
-from foredraft.train.config import EagleTraining
+from foredraft.train.config import Eagle1Training, EagleTraining
 
 if TYPE_CHECKING:
     from foredraft.models.info import LoadedModel
-    from foredraft.train.eagle import Measure
+    from foredraft.train.measure import Measure
 
 app = typer.Typer(cls=Group, help="Train a drafter for your model.", invoke_without_command=True)
 
 DataOption = Annotated[Path, typer.Option("--data", metavar="FOLDER", help="Folder of recorded answers.")]
+OutOption = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the run; an earlier run goes on.")]
+MinutesOption = Annotated[
+    float | None, typer.Option("--minutes", metavar="X", min=0, help="Stop, ready to go on, after this time.")
+]
 
 
 @app.callback()
@@ -69,35 +75,47 @@ def data(
 @app.command(cls=Command)
 @schema_options({"Training": EagleTraining, "Loading": LoadOptions})
 def eagle3(
-    folder: Annotated[Path, typer.Option("--data", metavar="FOLDER", help="Folder of recorded answers.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the run; an earlier run goes on.")],
+    folder: DataOption,
+    out: OutOption,
     target: TargetOption = DEFAULT_TARGET,
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", metavar="X", min=0, help="Stop, ready to go on, after this time.")
-    ] = None,
+    minutes: MinutesOption = None,
     *,
     given: Given,
 ) -> None:
     """Train an EAGLE-3 head for TARGET on recorded answers; OUT/head is what --drafter eagle3:OUT/head takes."""
-    from foredraft.train.run import train_eagle3
+    from foredraft.train.heads import train_eagle3
 
     config = build(EagleTraining, given)
-    loaded = load(target, given)
-    until = float("inf") if minutes is None else time.time() + 60 * minutes
-    head = train_eagle3(loaded, folder, out, config, lambda measure: _say(describe(measure)), until)
-    print_plain(f"head written to {head}")
+    _train(target, given, minutes, partial(train_eagle3, data=folder, out=out, config=config))
+
+
+@app.command(cls=Command)
+@schema_options({"Training": Eagle1Training, "Loading": LoadOptions})
+def eagle1(
+    folder: DataOption,
+    out: OutOption,
+    target: TargetOption = DEFAULT_TARGET,
+    minutes: MinutesOption = None,
+    *,
+    given: Given,
+) -> None:
+    """Train an EAGLE-1 head for TARGET on recorded answers; OUT/head is what --drafter eagle1:OUT/head takes."""
+    from foredraft.train.heads import train_eagle1
+
+    config = build(Eagle1Training, given)
+    _train(target, given, minutes, partial(train_eagle1, data=folder, out=out, config=config))
 
 
 @app.command(cls=Command)
 @schema_options({"Loading": LoadOptions})
 def check(
-    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="An EAGLE-3 checkpoint.")],
+    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="An EAGLE-1 or EAGLE-3 checkpoint.")],
     target: TargetOption = DEFAULT_TARGET,
     as_json: JsonOption = False,
     *,
     given: Given,
 ) -> None:
-    """Say what is wrong with an EAGLE-3 checkpoint, and how well it foresees what TARGET writes."""
+    """Say what is wrong with an EAGLE checkpoint, and how well it foresees what TARGET writes."""
     from foredraft.train.check import check_head
 
     found = check_head(path, load(target, given))
@@ -108,6 +126,35 @@ def check(
             print_plain(line)
     if found.broken:
         raise typer.Exit(2)
+
+
+def _train(target: str, given: Given, minutes: float | None, work: Callable[..., Path]) -> None:
+    """Loads the target and trains, alone or as one of the processes that torchrun started."""
+    from foredraft.train.workers import join_workers, leave_workers, local_rank
+
+    until = float("inf") if minutes is None else time.time() + 60 * minutes
+    if local_rank() and "device" not in given:
+        given = {**given, "device": own_device(local_rank())}
+    loaded = load(target, given)
+    workers = join_workers(loaded.target.device)  # type: ignore[attr-defined]
+
+    def report(measure: Measure) -> None:
+        if workers.writes:
+            _say(describe(measure))
+
+    try:
+        made = work(loaded, report=report, until=until, workers=workers)
+    finally:
+        leave_workers()
+    if workers.writes:
+        print_plain(f"{made.name} written to {made}")
+
+
+def own_device(rank: int) -> str:
+    """The accelerator of the process with this number on its machine, or the CPU."""
+    import torch
+
+    return f"cuda:{rank}" if torch.cuda.is_available() else "cpu"
 
 
 def _say(line: str) -> None:

@@ -209,7 +209,7 @@ def build_head(
         return RMSNorm(tensors[f"{name}.weight"].float(), shape.norm_eps)
 
     def product(*names: str) -> Linear:
-        return _product(torch.cat([tensors[f"{name}.weight"].float() for name in names]), bits)
+        return packed_product(torch.cat([tensors[f"{name}.weight"].float() for name in names]), bits)
 
     layer = "layers.0."
     weights = HeadWeights(
@@ -228,7 +228,8 @@ def build_head(
     return EagleHead(shape, weights, embed)
 
 
-def _product(weight: Tensor, bits: int) -> Linear:
+def packed_product(weight: Tensor, bits: int) -> Linear:
+    """One product ``[out, in]``, of whose weights ``bits`` (4, 8 or 32) each are kept where there are kernels."""
     if not available() or bits == 32 or weight.shape[1] % 32:
         return DenseLinear(weight)
     import gguf

@@ -80,9 +80,9 @@ BUILT_IN = (
     ),
     DrafterEntry(
         "tree",
-        "a smaller model or an EAGLE-3 head drafts several continuations at once, as a tree",
+        "a smaller model or an EAGLE head drafts several continuations at once, as a tree",
         "what the drafter in it needs, and a target that reads trees",
-        "MODEL or eagle3 or eagle3:FOLDER, then any of depth=6,branch=4,nodes=16,static; see docs/trees.md",
+        "MODEL, eagle3, eagle3:FOLDER or eagle1:FOLDER, then depth=6,branch=4,nodes=16,static; see docs/trees.md",
         "foredraft.drafters.tree:TreeDrafter",
     ),
     DrafterEntry(
@@ -105,6 +105,13 @@ BUILT_IN = (
         "a head trained for the target; one comes with smollm2-135m",
         "FOLDER of an EAGLE-3 checkpoint; without it the head that comes with smollm2-135m",
         "foredraft.drafters.eagle:Eagle3Drafter",
+    ),
+    DrafterEntry(
+        "eagle1",
+        "a small head foresees the target's next feature, which the target's own LM head reads",
+        "a head trained for the target, and a target of the built-in decoder's families",
+        "FOLDER of an EAGLE-1 checkpoint in safetensors",
+        "foredraft.drafters.eagle1:Eagle1Drafter",
     ),
     DrafterEntry(
         "vocabulary",

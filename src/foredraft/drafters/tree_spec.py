@@ -7,7 +7,7 @@ from foredraft.drafters.tree import NodeScorer
 from foredraft.errors import ConfigError
 
 OPTIONS = ("depth", "branch", "nodes")
-FORM = "MODEL or eagle3 or eagle3:FOLDER, then any of depth=6,branch=4,nodes=16,static"
+FORM = "MODEL, eagle3, eagle3:FOLDER or eagle1:FOLDER, then any of depth=6,branch=4,nodes=16,static"
 HOW = f"after tree: write {FORM}"
 
 
@@ -39,6 +39,10 @@ def _scorer(name: str, context: DrafterContext) -> NodeScorer:
         from foredraft.drafters.tree_eagle import EagleNodes
 
         return EagleNodes.from_spec(folder or None, context)
+    if kind == "eagle1":
+        from foredraft.drafters.eagle1 import Eagle1Nodes
+
+        return Eagle1Nodes.from_spec(folder or None, context)
     from foredraft.drafters.tree_model import ModelNodes
 
     return ModelNodes.from_spec(name, context)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from foredraft.drafters.eagle_checkpoint import expected_sizes
 from foredraft.drafters.eagle_head import HeadShape
 from foredraft.models.rope import RopeTable, rotate
 
@@ -27,27 +28,18 @@ class EagleNet(nn.Module):
     def __init__(self, shape: HeadShape, tap_scale: Tensor | None = None, device: torch.device | None = None) -> None:
         super().__init__()
         self.shape = shape
-        wide = len(shape.taps) * shape.target_hidden
+        sizes = {name.removesuffix(".weight"): size for name, size in self.sizes(shape).items()}
+        wide = sizes["fc"][1]
         self.register_buffer("tap_scale", torch.ones(wide) if tap_scale is None else tap_scale, persistent=False)
-        d, width, kv_width = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        layer = {
-            "self_attn.q_proj": (width, 2 * d),
-            "self_attn.k_proj": (kv_width, 2 * d),
-            "self_attn.v_proj": (kv_width, 2 * d),
-            "self_attn.o_proj": (d, width),
-            "mlp.gate_proj": (shape.intermediate, d),
-            "mlp.up_proj": (shape.intermediate, d),
-            "mlp.down_proj": (d, shape.intermediate),
-        }
-        sizes: dict[str, tuple[int, ...]] = {"fc": (d, len(shape.taps) * shape.target_hidden)}
-        sizes |= {f"layers.0.{name}": size for name, size in layer.items()}
-        sizes["lm_head"] = (shape.draft_vocab, d)
-        norms = ["hidden_norm", "input_layernorm", "post_attention_layernorm"]
-        sizes |= {f"layers.0.{name}": (d,) for name in norms} | {"norm": (d,)}
         self.weights = nn.ParameterDict({_key(name): nn.Parameter(_initial(size)) for name, size in sizes.items()})
         self.names = {f"{name}.weight": _key(name) for name in sizes}
         self._rope = RopeTable(shape.rope, torch.float32, device or torch.device("cpu"))
         self.to(device or torch.device("cpu"))
+
+    @staticmethod
+    def sizes(shape: HeadShape) -> dict[str, tuple[int, ...]]:
+        """Names and sizes of the weights of a checkpoint."""
+        return expected_sizes(shape)
 
     def state(self) -> dict[str, Tensor]:
         """The weights under their names in a checkpoint (``fc.weight``, ``layers.0.self_attn.q_proj.weight`` …)."""
@@ -76,32 +68,43 @@ class EagleNet(nn.Module):
             For step j = 0, 1, … logits ``[T - first - j, C]``; row i foresees token ``first + j + i + 2`` from the
             target's states up to position ``first + i``.
         """
-        shape, w = self.shape, self.weights
-        length = taps.shape[0]
-        cos, sin = self._rope(torch.arange(length, device=taps.device), length)
-        embedded = self._norm(embeddings, "layers.0.input_layernorm")
-        lm_head = w["lm_head"] if wanted is None else w["lm_head"][wanted]
-        known: list[tuple[Tensor, Tensor]] = []
-        logits: list[Tensor] = []
-        hidden = feature = functional.linear(taps.flatten(1) / self.tap_scale, w["fc"])
-        context = torch.cat([embedded, self._norm(feature, "layers.0.hidden_norm")], -1)
-        known.append(self._keys(context, cos, sin))
-        feature, joined = feature[first:], context[first:]
+        return [self.logits(hidden, wanted) for hidden in self.roll(self.feature(taps), embeddings, first, steps)]
+
+    def feature(self, taps: Tensor) -> Tensor:
+        """``[T, len(taps), target_hidden]`` -> ``[T, d]``: what the target's states give."""
+        return functional.linear(taps.flatten(1) / self.tap_scale, self.weights["fc"])
+
+    def roll(self, feature: Tensor, embeddings: Tensor, first: int, steps: int) -> list[Tensor]:
+        """The layer's outputs ``[T - first - j, d]`` of each step j, from the target's features ``[T, d]``; see
+        :meth:`forward`.
+        """
+        shape, length = self.shape, feature.shape[0]
+        cos, sin = self._rope(torch.arange(length, device=feature.device), length)
+        joined, rest = self._join(embeddings, feature)
+        known = [self._keys(joined, cos, sin)]
+        joined, rest = joined[first:], rest[first:]
+        outputs: list[Tensor] = []
         for step in range(steps):
             rows = slice(first + step, length)
             if step:
-                feature = hidden[:-1]
-                joined = torch.cat([embedded[rows], self._norm(feature, "layers.0.hidden_norm")], -1)
+                joined, rest = self._join(embeddings[rows], outputs[-1][:-1])
                 known.append(self._keys(joined, cos[rows], sin[rows]))
             q = rotate(self._heads(joined, "q_proj", shape.heads), cos[rows], sin[rows])
-            mixed = functional.linear(self._attend(q, known, first), w[_key("layers.0.self_attn.o_proj")])
-            start = feature
-            if shape.norm_before_residual:
-                start = self._norm(feature, "layers.0.hidden_norm")
-            hidden = start + mixed
-            hidden = hidden + self._mlp(self._norm(hidden, "layers.0.post_attention_layernorm"))
-            logits.append(functional.linear(self._norm(hidden, "norm"), lm_head))
-        return logits
+            out = self.weights[_key("layers.0.self_attn.o_proj")]
+            hidden = rest + functional.linear(self._attend(q, known, first), out)
+            outputs.append(hidden + self._mlp(self._norm(hidden, "layers.0.post_attention_layernorm")))
+        return outputs
+
+    def logits(self, hidden: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """``[n, d]`` outputs of the layer -> ``[n, D]``, or only the draft tokens ``wanted``."""
+        rows = self.weights["lm_head"]
+        return functional.linear(self._norm(hidden, "norm"), rows if wanted is None else rows[wanted])
+
+    def _join(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """What enters the layer, and where its residual sum starts."""
+        normed = self._norm(feature, "layers.0.hidden_norm")
+        rest = normed if self.shape.norm_before_residual else feature
+        return torch.cat([self._norm(embedded, "layers.0.input_layernorm"), normed], -1), rest
 
     def _attend(self, q: Tensor, known: list[tuple[Tensor, Tensor]], first: int) -> Tensor:
         """Row i sees the target's keys up to ``first + i``, then one drafted key a step, up to its own."""

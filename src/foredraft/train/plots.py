@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from foredraft.train.eagle import Measure
+    from foredraft.train.measure import Measure
 
 
 def draw_history(history: Sequence[Measure], path: Path) -> None:

@@ -56,17 +56,23 @@ def write_shard(folder: Path, samples: Sequence[Sample], taps: Sequence[int]) ->
     return path
 
 
-def read_shard(path: Path, taps: Sequence[int] | None = None) -> list[Sample]:
+def read_shard(path: Path, taps: Sequence[int] | None = None, last: int | None = None) -> list[Sample]:
     """The samples of one shard.
 
     Raises:
-        ConfigError: It was recorded with other taps than ``taps``.
+        ConfigError: It was recorded with other taps than ``taps``, or with another last one than ``last``.
     """
     with safe_open(path, "pt") as file:
         recorded = tuple(int(tap) for tap in file.metadata()["taps"].split(","))
         if taps is not None and recorded != tuple(taps):
             raise ConfigError(
                 f"{path.name} holds taps {recorded}, not {tuple(taps)}", field="data", remedy="record the data again"
+            )
+        if last is not None and recorded[-1] != last:
+            raise ConfigError(
+                f"{path.name} holds layer {recorded[-1]} as its last, the target's is {last}",
+                field="data",
+                remedy="record the data again, with this target",
             )
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
     lengths = tensors["lengths"].tolist()

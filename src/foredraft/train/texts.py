@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,36 @@ HELD_OUT = (1, 40)
 
 GROUP = 4
 """Shards that are shuffled together."""
+
+
+class Texts(Protocol):
+    """Texts to train on, in parts that are read one at a time."""
+
+    def names(self) -> list[str]:
+        """The parts that are there now."""
+
+    def read(self, name: str) -> list[Sample]:
+        """One part."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTexts:
+    """Recorded texts of a folder.
+
+    Attributes:
+        taps: Layers that must have been recorded; None takes any.
+        last: The layer that must have been recorded last.
+    """
+
+    folder: Path
+    taps: tuple[int, ...] | None = None
+    last: int | None = None
+
+    def names(self) -> list[str]:
+        return [path.name for path in shard_paths(self.folder)]
+
+    def read(self, name: str) -> list[Sample]:
+        return read_shard(self.folder / name, self.taps, self.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +72,30 @@ def held_out(sample: Sample) -> bool:
     return sample.number % HELD_OUT[1] == HELD_OUT[0]
 
 
-def first_place(folder: Path, seed: int, epoch: int = 0) -> Place:
-    """The start of an epoch over all shards that are there now.
+def first_place(texts: Texts, seed: int, epoch: int = 0) -> Place:
+    """The start of an epoch over all texts that are there now.
 
     Raises:
         ConfigError: There are none.
     """
-    names = [path.name for path in shard_paths(folder)]
+    names = texts.names()
     if not names:
-        raise ConfigError(f"{folder} holds no recorded texts", field="data", remedy="run 'foredraft train data' first")
+        raise ConfigError("there are no recorded texts", field="data", remedy="run 'foredraft train data' first")
     random.Random(f"{seed} {epoch}").shuffle(names)
     return Place(epoch, tuple(names), 0)
 
 
-def batches(
-    folder: Path, taps: Sequence[int], place: Place, size: int, seed: int
-) -> Iterator[tuple[list[Sample], Place]]:
-    """Batches of ``size`` texts for ever, each with the place after it. The order depends on ``place`` and ``seed``."""
+def batches(texts: Texts, place: Place, size: int, seed: int) -> Iterator[tuple[list[Sample], Place]]:
+    """Batches of ``size`` texts for ever, each with the place after it. The order depends on ``place`` and ``seed``.
+
+    Raises:
+        ConfigError: There are fewer than ``size`` texts.
+    """
     while True:
         batch: list[Sample] = []
         done = 0
         for start in range(0, len(place.shards), GROUP):
-            group = [s for name in place.shards[start : start + GROUP] for s in _usable(folder / name, taps)]
+            group = [s for name in place.shards[start : start + GROUP] for s in _usable(texts.read(name))]
             random.Random(f"{seed} {place.epoch} {start}").shuffle(group)
             for sample in group:
                 done += 1
@@ -72,26 +105,30 @@ def batches(
                 if len(batch) == size:
                     yield batch, Place(place.epoch, place.shards, done)
                     batch = []
-        if not done:
-            raise ConfigError(f"{folder} holds no text to train on", field="data", remedy="record more texts")
-        place = first_place(folder, seed, place.epoch + 1)  # an incomplete batch at the end is left out
+        if done < size:
+            raise ConfigError(
+                f"holds {done} texts of more than 8 tokens to train on, a step takes {size}",
+                field="data",
+                remedy="record more, or lower the batch",
+            )
+        place = first_place(texts, seed, place.epoch + 1)  # an incomplete batch at the end is left out
 
 
-def held_out_texts(folder: Path, taps: Sequence[int], n: int) -> list[Sample]:
+def held_out_texts(texts: Texts, n: int) -> list[Sample]:
     """The first ``n`` held-out texts."""
     found: list[Sample] = []
-    for path in shard_paths(folder):
-        kept = [sample for sample in read_shard(path, taps) if held_out(sample)]
+    for name in sorted(texts.names()):
+        kept = [sample for sample in texts.read(name) if held_out(sample)]
         found += [sample for sample in kept if len(sample.ids) - sample.prompt_length > 8]
         if len(found) >= n:
             break
     return found[:n]
 
 
-def start_texts(folder: Path, taps: Sequence[int], shards: int = 8) -> Iterator[Sample]:
-    """The texts of the first few shards, without the held-out ones."""
-    for path in shard_paths(folder)[:shards]:
-        yield from _usable(path, taps)
+def start_texts(texts: Texts, parts: int = 8) -> Iterator[Sample]:
+    """The texts of the first few parts, without the held-out ones."""
+    for name in sorted(texts.names())[:parts]:
+        yield from _usable(texts.read(name))
 
 
 def usual_sizes(folder: Path, taps: Sequence[int]) -> Tensor:
@@ -118,5 +155,5 @@ def frequent_tokens(folder: Path, size: int, always: Sequence[int], vocab: int) 
     return torch.tensor(sorted(list(dict.fromkeys(order))[: min(size, vocab)]))
 
 
-def _usable(path: Path, taps: Sequence[int]) -> list[Sample]:
-    return [s for s in read_shard(path, taps) if not held_out(s) and len(s.ids) - s.prompt_length > 8]
+def _usable(samples: Sequence[Sample]) -> list[Sample]:
+    return [s for s in samples if not held_out(s) and len(s.ids) - s.prompt_length > 8]
