@@ -123,15 +123,16 @@ class Decoder:
         early.shape, early.layers = self.shape.truncated(count), self.layers[:count]
         return early
 
-    def full(self, tokens: Tensor, taps: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
+    def full(self, tokens: Tensor, taps: Sequence[int] = (), logits_from: int = 0) -> tuple[Tensor, Tensor | None]:
         """Whole sequences without a cache; differentiable, for training.
 
         Args:
             tokens: ``[B, T]`` int64. Shorter rows are padded on the right; what follows a token cannot reach it.
             taps: Layers whose outputs are wanted.
+            logits_from: Logits are wanted from this position on.
 
         Returns:
-            Logits ``[B, T, V]`` and taps ``[B, T, len(taps), d]`` (None if none was asked for).
+            Logits ``[B, T - logits_from, V]`` and taps ``[B, T, len(taps), d]`` (None if none was asked for).
         """
         batch, length = tokens.shape
         chain = Segment(0, range(length))
@@ -147,7 +148,7 @@ class Decoder:
 
         positions = torch.arange(length, device=self.device).repeat(batch)
         x, tapped = self._run(self.embed(tokens.reshape(-1)), positions, length - 1, whole, taps)
-        logits = self.logits(x).view(batch, length, -1)
+        logits = self.logits(x.view(batch, length, -1)[:, logits_from:])
         return logits, torch.stack(tapped, 1).view(batch, length, len(taps), -1) if taps else None
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -127,6 +127,16 @@ class Tokenizer:
         """Source of the chat template; empty without one."""
         return self._template_source or ""
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Special tokens by role, as the chat template knows them (``{"bos_token": "<s>", …}``)."""
+        return self._template_tokens
+
+    @property
+    def has_padding_ids(self) -> bool:
+        """Whether some ids only pad the vocabulary."""
+        return bool(self._unused)
+
     def is_special(self, token: int) -> bool:
         return token in self._special
 
