@@ -24,7 +24,7 @@ Four details belong to the argument:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from foredraft.config import SpeculationConfig
@@ -92,13 +92,17 @@ class Candidate:
 class Controller:
     """Chooses draft lengths for every step.
 
+    Args:
+        prior: What passes of several rows are expected to cost, before and beside what they are measured to: see
+            :class:`~foredraft.engine.costs.PassCosts`.
+
     Attributes:
         passes: Measured costs of a step by the rows of its pass, drafting apart.
         drafts: Measured costs of drafting.
     """
 
-    def __init__(self) -> None:
-        self.passes = PassCosts()
+    def __init__(self, prior: Callable[[int], float] | None = None) -> None:
+        self.passes = PassCosts(prior)
         self.drafts = DraftCosts()
 
     def choose(self, candidates: Sequence[Candidate], base_rows: int) -> list[int]:

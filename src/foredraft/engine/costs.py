@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 LEVEL_WEIGHT = 0.25
 SHAPE_WEIGHT = 0.1
@@ -20,9 +21,14 @@ class PassCosts:
     A row count measured only once may have met a disturbance (a first call that compiles, a busy neighbour), and
     would never be run again if it seems dear. So its estimate sinks until it is worth a second try; of the two
     measurements the smaller counts.
+
+    Args:
+        prior: Rows -> expected cost over that of one row, never decreasing; None where further rows are expected to be
+            free. What was measured counts; between and beyond it, and before, the estimate follows the prior's shape.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prior: Callable[[int], float] | None = None) -> None:
+        self.prior = prior or (lambda rows: 1.0)
         self.level = 0.0
         self.shape: dict[int, float] = {}
         self._once: dict[int, float] = {}  # shapes as measured, of row counts measured once
@@ -65,8 +71,9 @@ class PassCosts:
     def estimate(self, rows: int) -> float | None:
         """Seconds of a pass of ``rows`` rows; None before any pass was measured.
 
-        Between measured row counts the estimate is linear, beyond them it follows the last slope. A pass of
-        more rows that was measured cheaper caps it, so that one disturbed measurement cannot stand for long.
+        Measured cost over prior is linear between measured row counts; beyond them it follows the last slope,
+        unless that falls. A pass of more rows that was measured cheaper caps the estimate, so that one disturbed
+        measurement cannot stand for long.
         """
         known, values = self._known, self._smooth
         if not known:
@@ -75,11 +82,15 @@ class PassCosts:
         if at < len(known) and known[at] == rows:
             shape = values[at]
         elif at == 0 or len(known) == 1:
-            shape = values[0]
+            shape = values[0] * self.prior(rows) / self.prior(known[0])
         else:
+            beyond = at == len(known)
             at = min(at, len(known) - 1)
-            left, right = known[at - 1], known[at]
-            shape = values[at] + (rows - right) * (values[at] - values[at - 1]) / (right - left)
+            left, right = (values[i] / self.prior(known[i]) for i in (at - 1, at))
+            slope = (right - left) / (known[at] - known[at - 1])
+            ratio = right + (rows - known[at]) * (max(slope, 0.0) if beyond else slope)
+            shape = max(values[at - 1], ratio * self.prior(rows))
+            shape = shape if beyond else min(shape, values[at])
         return self.level * shape
 
 

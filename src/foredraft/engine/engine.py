@@ -99,7 +99,7 @@ class Engine:
         self.drafters = names(self.drafter)
         self.load_s = time.perf_counter() - started
         self.clock = clock
-        self.controller = Controller()
+        self.controller = Controller(getattr(self.target, "pass_prior", None))
         self.watch = Watch(self.controller)
         self.guard = Guard(self.config, self.controller)
         loop = Loop(self.target, self.drafter, self.controller, self.config.max_step_tokens, clock, self.guard)

@@ -14,6 +14,7 @@ from foredraft.errors import ContextLengthError
 from foredraft.models.attention import SegmentAttention, attend, depths, visible
 from foredraft.models.base import ForwardOutput, Segment
 from foredraft.models.cache import KVCache
+from foredraft.models.experts import PassPrior, prior_of_shape
 from foredraft.models.linear import Linear
 from foredraft.models.mlp import Mlp
 from foredraft.models.norm import RMSNorm
@@ -84,6 +85,11 @@ class Decoder:
     @property
     def cache(self) -> KVCache:
         return self._cache
+
+    @property
+    def pass_prior(self) -> PassPrior | None:
+        """What a pass of several rows is expected to cost (see :mod:`foredraft.models.experts`)."""
+        return prior_of_shape(self.shape)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> ForwardOutput:

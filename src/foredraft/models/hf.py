@@ -17,6 +17,7 @@ from torch import Tensor
 from foredraft.errors import CacheFullError, ContextLengthError, UnsupportedModelError
 from foredraft.models.attention import depths, visible
 from foredraft.models.base import ForwardOutput, Segment
+from foredraft.models.experts import PassPrior, prior_of_module
 from foredraft.models.hf_cache import HfCache, cache_factory, windows
 from foredraft.models.hf_layers import decoder_layers, watching
 from foredraft.models.hf_limits import cache_argument, context_limit, refuse_encoder_decoder, takes, text_config
@@ -76,6 +77,11 @@ class HfTarget:
     @property
     def cache(self) -> HfCache:
         return self._cache
+
+    @cached_property
+    def pass_prior(self) -> PassPrior | None:
+        """What a pass of several rows is expected to cost (see :mod:`foredraft.models.experts`)."""
+        return prior_of_module(self.model, self.config)
 
     @cached_property
     def tree_problem(self) -> str | None:
