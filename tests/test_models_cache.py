@@ -15,6 +15,7 @@ from models_support import fresh, make_hf, random_tokens, read, save_and_load
 from foredraft.errors import CacheFullError, ContextLengthError
 from foredraft.models.base import Segment, SlotCache, Target
 from foredraft.models.cache import KVCache
+from foredraft.models.prefix import PrefixPool
 
 _MODELS: dict[str, Any] = {}
 
@@ -48,6 +49,13 @@ class CacheMachine(RuleBasedStateMachine):
         slot = self.target.cache.allocate()
         self.texts[slot] = []
         return slot
+
+    @rule(target=slots, slot=slots, data=st.data())
+    def copy(self, slot: int, data: st.DataObject) -> int:
+        length = data.draw(st.integers(0, len(self.texts[slot])))
+        other = self.target.cache.copy(slot, length)
+        self.texts[other] = self.texts[slot][:length]
+        return other
 
     @rule(slot=consumes(slots))
     def free(self, slot: int) -> None:
@@ -237,3 +245,33 @@ def test_bad_segments_change_nothing(segment: Segment, message: str) -> None:
     with pytest.raises(ValueError, match="uncommitted rows"):
         target.forward([Segment(slot, [5])])
     target.cache.free(slot)
+
+
+def test_a_copy_needs_room_and_committed_rows() -> None:
+    cache = small_cache(100)
+    slot = cache.allocate()
+    cache.reserve({slot: 60})
+    cache.set_pending(slot, range(60))
+    cache.commit(slot, 60)
+    with pytest.raises(ValueError, match="between 0 and the 60 committed"):
+        cache.copy(slot, 61)
+    before = cache.bytes_in_use
+    with pytest.raises(CacheFullError):
+        cache.copy(slot, 50)
+    assert (cache.slots_in_use, cache.bytes_in_use) == (1, before)
+    assert cache.length(cache.copy(slot, 30)) == 30
+
+
+def test_a_pool_copies_only_what_knows_how() -> None:
+    """A cache that inherits ``copy`` may keep more than its parent copies; then the prompt is read again."""
+
+    class More(KVCache):
+        pass
+
+    for kind, shared in ((KVCache, 9), (More, 0)):
+        cache = kind(2, 1, 4, torch.float32, torch.device("cpu"), 10**6)
+        slot = cache.allocate()
+        cache.reserve({slot: 10})
+        cache.set_pending(slot, range(10))
+        cache.commit(slot, 10)
+        assert PrefixPool(cache, 4).copy(slot, [1] * 20, [1] * 10, "")[1] == shared

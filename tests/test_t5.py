@@ -126,3 +126,9 @@ def test_misuse_is_refused(target: EncoderDecoderTarget) -> None:
     config = tf.GPT2Config(vocab_size=V, n_embd=32, n_layer=1, n_head=2)
     with pytest.raises(UnsupportedModelError, match="it has no encoder"):
         EncoderDecoderTarget(tf.GPT2LMHeadModel(config))
+
+
+def test_sources_have_no_scores(target: EncoderDecoderTarget) -> None:
+    with pytest.raises(ConfigError, match="an encoder reads its source whole") as caught:
+        Engine(target=target).generate([[5, 6, START]], SamplingParams(max_tokens=2, prompt_logprobs=0))
+    assert caught.value.field == "prompt_logprobs"

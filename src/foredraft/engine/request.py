@@ -29,6 +29,8 @@ class Request:
         speculation: How it is drafted and verified.
         drafter: Name of the drafter that serves it; ``none`` without one.
         drafting: Whether the drafter serves it; cleared if the drafter fails on it.
+        after: One with the same prompt, of the same tenant, whose rows of the cache it may copy; it must be queued
+            once that one has read its prompt.
         priority: Lower numbers are admitted first.
         admit_by: Clock time after which it fails if it still waits for a slot; None waits for ever.
         deadline: Clock time after which it fails unless it has finished.
@@ -55,6 +57,7 @@ class Request:
     acceptance: Acceptance
     drafter: str
     account: Account | None = None
+    after: Request | None = None
     priority: int = 0
     admit_by: float | None = None
     deadline: float | None = None

@@ -114,7 +114,7 @@ class Scheduler:
         while self.waiting and len(self.active) < self.max_batch and not (self._full and self.active):
             request = self.waiting.first(self.active)
             try:
-                request.slot, cached = self.pool.take([] if unscored(request) else request.ids, request.tenant)
+                request.slot, cached = self._take(request)
             except CacheFullError as error:
                 if not self.active:  # nothing will ever come free
                     self.waiting.remove([request])
@@ -128,6 +128,15 @@ class Scheduler:
             self.active.append(request)
             if self.drafter is not None and request.drafting:
                 self._start_drafter(self.drafter, request)
+
+    def _take(self, request: Request) -> tuple[int, int]:
+        """A slot, and how many of the request's tokens it holds already."""
+        if unscored(request):
+            return self.pool.take([], request.tenant)
+        first = request.after
+        if first is not None and first.slot is not None and self.pool.keep and first.tenant == request.tenant:
+            return self.pool.copy(first.slot, first.ids, request.ids, request.tenant)
+        return self.pool.take(request.ids, request.tenant)
 
     def _start_drafter(self, drafter: Drafter, request: Request) -> None:
         request.asked_at = None

@@ -69,6 +69,27 @@ class KVCache:
         self._slots[slot] = _Slot(self._empty(0))
         return slot
 
+    def copy(self, slot: int, length: int) -> int:
+        """Takes another slot that holds the first ``length`` committed tokens of this one.
+
+        Raises:
+            CacheFullError: The budget has no room for them. Nothing has changed.
+        """
+        entry = self._get(slot)
+        check_cut(length, entry.length)
+        if self.bytes_in_use + length * self.bytes_per_token > self.budget:
+            raise self._full(length)
+        other = self.allocate()
+        try:
+            self.reserve({other: length})
+        except CacheFullError:
+            self.free(other)
+            raise
+        made = self._slots[other]
+        made.data[:, :, :, :length] = entry.data[:, :, :, :length]
+        made.length = length
+        return other
+
     def free(self, slot: int) -> None:
         self._get(slot)
         del self._slots[slot]

@@ -122,6 +122,10 @@ class EncoderDecoderTarget(HfTarget):
         self._try()
 
     @property
+    def prompt_problem(self) -> str:
+        return "an encoder reads its source whole"
+
+    @property
     def tree_problem(self) -> str:
         return "its decoder measures distances in memory order"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,20 @@ class PrefixPool:
             except CacheFullError:
                 if not self.evict():
                     raise
+
+    def copy(self, source: int, source_ids: Sequence[int], ids: Sequence[int], tenant: str) -> tuple[int, int]:
+        """:meth:`take`, where ``source``, a slot in use by the same tenant, may hold more of ``ids`` than idle ones.
+
+        Only for caches that can copy a slot; others, and where there is no room, are as without ``source``.
+        """
+        held = min(common_prefix(source_ids[: self.cache.length(source)], ids), len(ids) - 1)
+        best = max((common_prefix(kept.ids, ids) for kept in self._kept if kept.tenant == tenant), default=0)
+        # Only a method of the cache's own class: one that keeps more than its parent must copy that, too.
+        duplicate = vars(type(self.cache)).get("copy")
+        if duplicate is not None and held > best:
+            with contextlib.suppress(CacheFullError):
+                return duplicate(self.cache, source, held), held
+        return self.take(ids, tenant)
 
     def give(self, slot: int, ids: Sequence[int], tenant: str) -> None:
         """Takes a slot back; ``ids`` are the tokens of the request, of which the slot holds a prefix."""

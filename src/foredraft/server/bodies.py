@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from foredraft.config import SamplingParams, VerifyChoice
 
-NOT_ON_THE_WIRE = {"processors"}
+NOT_ON_THE_WIRE = {"processors", "prompt_logprobs"}  # code; and what echo with logprobs asks for
 SPELLED_ANEW = {"logprobs", "logit_bias", "stop", "temperature", "max_tokens", "json_schema"}
 """Fields that OpenAI spells otherwise or gives another default."""
 

@@ -48,13 +48,18 @@ class Plan:
     timeout: float | None
 
     def requests(self, service: Service, client: Client, prompts: Sequence[list[int]]) -> list[tuple[Request, Labels]]:
-        """Makes the requests, n for each prompt; a seed goes up by one with each answer of a prompt."""
-        made = []
+        """Makes the requests, n for each prompt; a seed goes up by one with each answer of a prompt.
+
+        The later answers of a prompt come after its first, which alone reads and scores it.
+        """
+        made: list[tuple[Request, Labels]] = []
         for ids in prompts:
+            first: Request | None = None
             for number in range(self.n):
                 params = self.params
-                if number and params.seed is not None:
-                    params = params.model_copy(update={"seed": (params.seed + number) % 2**63})
+                if number:
+                    seed = None if params.seed is None else (params.seed + number) % 2**63
+                    params = params.model_copy(update={"seed": seed, "prompt_logprobs": None})
                 request = service.engine.prepare(
                     ids,
                     params,
@@ -64,6 +69,8 @@ class Plan:
                     queue_timeout=service.config.queue_timeout,
                     timeout=self.timeout,
                 )
+                request.after = first
+                first = first or request
                 made.append((request, self.labels))
         return made
 
@@ -123,6 +130,8 @@ def sampling(body: DecodeBody, config: ServerConfig) -> SamplingParams:
     given["temperature"] = 1.0 if body.temperature is None else body.temperature
     given["max_tokens"] = _max_tokens(body, config)
     given["logprobs"] = _logprobs(body)
+    if isinstance(body, CompletionBody) and body.echo:
+        given["prompt_logprobs"] = body.logprobs
     return SamplingParams(**given)
 
 
@@ -284,8 +293,6 @@ def refuse_completion_fields(body: CompletionBody) -> None:
     """Combinations of a completion's own fields that cannot be honoured."""
     if body.best_of not in (None, body.n or 1):
         raise invalid("best_of: must equal n; all answers are returned", "best_of", "unsupported_value")
-    if body.echo and body.logprobs is not None:
-        raise invalid("echo: log-probabilities of the prompt are not computed; drop echo or logprobs", "echo")
 
 
 def rename_for(body: DecodeBody) -> dict[str, str]:

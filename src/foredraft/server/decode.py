@@ -101,6 +101,7 @@ async def _gather(job: Job) -> list[Piece]:
 async def _events(job: Job, reply: Reply, visit: Visit, body: DecodeBody, tokens: int) -> AsyncGenerator[bytes, None]:
     """The events of a stream, the last of them ``[DONE]``; each holds ``tokens`` tokens, or with 0 what there is."""
     whole = [Piece() for _ in job.requests]
+    opened: set[int] = set()
     visit.outcome = "disconnected"  # unless the end is reached
     try:
         for choice in range(len(whole)):
@@ -111,6 +112,10 @@ async def _events(job: Job, reply: Reply, visit: Visit, body: DecodeBody, tokens
                 visit.first_piece()
                 whole[choice].extend(piece)
                 _raise_failure(piece, body)
+                if reply.scored and choice not in opened:
+                    opened.add(choice)
+                    request = job.requests[choice]
+                    yield sse.event(reply.scored_opening(choice, request.after or request))
                 yield sse.event(reply.chunk(choice, piece))
         if reply.has_last_chunk:
             yield sse.event(reply.envelope([], [piece.result for piece in whole if piece.result is not None]))

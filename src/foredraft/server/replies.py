@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from foredraft.engine.request import Request
 from foredraft.engine.result import Result, StreamToken
 from foredraft.engine.stats import SpecStats
 from foredraft.server.bodies import ChatBody, CompletionBody, DecodeBody
-from foredraft.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs
+from foredraft.server.logprobs import TokenTexts, chat_logprobs, completion_logprobs, echoed_logprobs
 from foredraft.server.pieces import Piece
 from foredraft.server.tool_parser import ToolCall, ToolParser
 from foredraft.server.tools import Tools, call_deltas, call_object
@@ -35,8 +36,9 @@ class Reply:
         self.texts = texts
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._head = {"created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
+        self.n = body.n or 1
         self.echoes: list[str] = []  # what an answer begins with, one an answer
-        self._lengths: dict[int, int] = {}
+        self._offsets: dict[int, int] = {}  # of each answer, where its next token begins
 
     # --- what differs between completions and chats
 
@@ -49,11 +51,32 @@ class Reply:
         """Log-probabilities of a piece; None where they were not asked for."""
         if not isinstance(self.body, CompletionBody) or self.body.logprobs is None:
             return None
-        return completion_logprobs(self.texts, piece.logprobs, self._lengths.get(choice, 0))
+        offset = self._offsets.get(choice, 0)
+        self._offsets[choice] = self.texts.offsets([entry.token_id for entry in piece.logprobs], offset)[-1]
+        return completion_logprobs(self.texts, piece.logprobs, offset)
+
+    @property
+    def scored(self) -> bool:
+        """Whether answers begin with the scores of their prompt, which are not known before it was read."""
+        return bool(self.echoes) and isinstance(self.body, CompletionBody) and self.body.logprobs is not None
+
+    def prompt_logprobs(self, choice: int, first: Request | Result) -> dict[str, Any]:
+        """Scores of the prompt of an answer, from the request that read it."""
+        ids = first.ids[: first.prompt_length] if isinstance(first, Request) else first.prompt_ids
+        assert first.prompt_logprobs is not None
+        scores = echoed_logprobs(self.texts, ids, first.prompt_logprobs, self.echoes[choice])
+        self._offsets[choice] = self.texts.offsets(ids[-1:], scores["text_offset"][-1])[-1]
+        return scores
+
+    def scored_opening(self, choice: int, first: Request) -> dict[str, Any]:
+        """The chunk that echoes a scored prompt."""
+        scores = self.prompt_logprobs(choice, first)
+        entry = {"text": self.echoes[choice], "index": choice, "finish_reason": None, "logprobs": scores}
+        return self.envelope([entry | self._ids([])])
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         """The chunk before an answer's first text, if there is one."""
-        if not self.echoes:
+        if not self.echoes or self.scored:
             return None
         return self.chunk(choice, Piece(self.echoes[choice]))
 
@@ -63,12 +86,18 @@ class Reply:
         """The response: one finished piece an answer, in order."""
         choices = []
         for number, piece in enumerate(pieces):
+            scores = None
+            if self.scored:
+                scores = self.prompt_logprobs(number, _result(pieces[number - number % self.n]))
             logprobs = self.logprobs(number, piece)
+            if scores is not None and logprobs is not None:
+                logprobs = {name: scores[name] + logprobs[name] for name in scores}
             content, reason = self.content(number, piece, whole=True)
             entry = {"index": number, "finish_reason": reason, "logprobs": logprobs}
             choices.append(content | entry | self._ids(piece.tokens))
         results = [_result(piece) for piece in pieces]
-        response = {"id": self.id, "object": self.whole, **self._head, "choices": choices, "usage": usage(results)}
+        response = {"id": self.id, "object": self.whole, **self._head, "choices": choices}
+        response["usage"] = usage(results, self.n)
         return response | self._metrics(results)
 
     # --- chunks
@@ -76,7 +105,6 @@ class Reply:
     def chunk(self, choice: int, piece: Piece) -> dict[str, Any]:
         """One chunk of a stream."""
         logprobs = self.logprobs(choice, piece)
-        self._lengths[choice] = self._lengths.get(choice, 0) + len(piece.text)
         content, reason = self.content(choice, piece, whole=False)
         entry = {"index": choice, "finish_reason": reason, "logprobs": logprobs}
         return self.envelope([content | entry | self._ids(piece.tokens)])
@@ -86,7 +114,7 @@ class Reply:
         chunk = {"id": self.id, "object": self.part, **self._head, "choices": choices}
         options = self.body.stream_options
         if options is not None and options.include_usage:
-            chunk["usage"] = None if results is None else usage(results)
+            chunk["usage"] = None if results is None else usage(results, self.n)
         return chunk if results is None else chunk | self._metrics(results)
 
     @property
@@ -182,9 +210,9 @@ def _reason(piece: Piece) -> str | None:
     return piece.result.finish_reason if piece.result is not None else None
 
 
-def usage(results: Sequence[Result]) -> dict[str, Any]:
-    """Tokens of all answers; a prompt counts once for each of its answers, since each reads it."""
-    prompt = sum(result.usage.prompt_tokens for result in results)
+def usage(results: Sequence[Result], n: int) -> dict[str, Any]:
+    """Tokens of all answers; a prompt counts once, whatever its number ``n`` of answers."""
+    prompt = sum(result.usage.prompt_tokens for result in results[::n])
     completion = sum(result.usage.completion_tokens for result in results)
     accepted = sum(result.stats.num_accepted_draft_tokens for result in results)
     drafted = sum(result.stats.num_draft_tokens for result in results)
@@ -192,7 +220,7 @@ def usage(results: Sequence[Result]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(result.usage.cached_tokens for result in results)},
+        "prompt_tokens_details": {"cached_tokens": sum(result.usage.cached_tokens for result in results[::n])},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,

@@ -75,6 +75,7 @@ class Runner:
         self.engine = engine
         self.observers = observers
         self._followed: dict[int, Followed] = {}
+        self._held: list[Request] = []  # until what they come after has read the prompt that they share
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -119,8 +120,9 @@ class Runner:
     # --- in the engine's thread
 
     def _run(self) -> None:
-        while not (self._stopping and not self.engine.scheduler.busy):
+        while not (self._stopping and not self.engine.scheduler.busy and not self._held):
             self._take_commands()
+            self._let_in()
             if self.engine.scheduler.busy:
                 self._step()
             self._deliver()
@@ -150,8 +152,21 @@ class Runner:
 
     def _add(self, followed: Sequence[Followed]) -> None:
         for one in followed:
-            self.engine.add(one.request)
             self._followed[id(one.request)] = one
+            if one.request.after is None:
+                self.engine.add(one.request)
+            else:
+                self._held.append(one.request)
+
+    def _let_in(self) -> None:
+        """Queues what need not wait any longer for another request to read its prompt."""
+        held, self._held = self._held, []
+        for request in held:
+            first = request.after
+            if first is None or first.started or first.finished:
+                self.engine.add(request)
+            else:
+                self._held.append(request)
 
     def _cancel(self, requests: Sequence[Request]) -> None:
         for request in requests:

@@ -134,11 +134,12 @@ class Service:
         self._check_room(answers)
         quota.enter(answers)
         self.in_flight += answers
-        job, taken = None, 0
+        job, taken, prompts = None, 0, 0
         try:
             prepared = await self.aside(prepare)
             requests = [request for request, _ in prepared]
-            cost = sum(request.prompt_length + request.budget for request in requests)
+            prompts = sum(request.prompt_length for request in requests if request.after is None)
+            cost = prompts + sum(request.budget for request in requests)
             quota.take(cost)
             taken = cost
             job = Job(self, requests, self.config.stream_buffer if streamed else None)
@@ -149,7 +150,7 @@ class Service:
             quota.leave(answers)
             if job is not None:
                 job.cancel()
-                quota.give_back(taken - sum(len(request.ids) for request in job.requests))
+                quota.give_back(taken - prompts - sum(request.written for request in job.requests))
                 self._learn(job.requests)
 
     def _check_room(self, answers: int) -> None:

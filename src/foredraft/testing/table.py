@@ -43,6 +43,12 @@ class TableCache:
         self._slots[slot] = _Slot()
         return slot
 
+    def copy(self, slot: int, length: int) -> int:
+        """Takes another slot that holds the first ``length`` committed ids of this one."""
+        other = self.allocate()
+        self._slots[other].committed = self._slots[slot].committed[:length]
+        return other
+
     def free(self, slot: int) -> None:
         del self._slots[slot]
 
