@@ -24,7 +24,7 @@ def only_vllm(given: Given) -> None:
     """Raises ConfigError if an option of vLLM's is given without ``--engine vllm``."""
     from foredraft.scaleout.options import ScaleOptions
 
-    for field in field_types(ScaleOptions):
+    for field in set(field_types(ScaleOptions)) - set(field_types(EngineOptions)):
         if field in given and field != "engine":
             raise ConfigError("is for vLLM only", field=field, remedy="add --engine vllm, or drop it")
 

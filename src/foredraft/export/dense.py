@@ -25,24 +25,32 @@ def write_dense(source: Path, folder: Path, dtype: DenseType = "bfloat16") -> No
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty", field="out", remedy="name a new folder")
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            **where, quantization_config=GgufConfig(dequantize=True), dtype=getattr(torch, dtype)
-        )
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-    except (ValueError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            f"transformers cannot read {source.name} ({reason})", field="out", remedy="use the publisher's own folder"
-        ) from None
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)  # of an earlier attempt that was interrupted
-    model.save_pretrained(part)
-    tokenizer.save_pretrained(part)
+    _convert(source, part, dtype)
     if folder.exists():
         folder.rmdir()
     os.replace(part, folder)
+
+
+def _convert(source: Path, folder: Path, dtype: DenseType) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    from foredraft.models.hf_load import quiet_transformers
+
+    where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    try:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                **where, quantization_config=GgufConfig(dequantize=True), dtype=getattr(torch, dtype)
+            )
+            tokenizer = AutoTokenizer.from_pretrained(**where)
+    except (ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"transformers cannot read {source.name} ({reason})", field="source", remedy="use the publisher's folder"
+        ) from None
+    with quiet_transformers():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
