@@ -9,7 +9,9 @@ Two scenarios on the real model, draft length fixed, so that only the guard can 
 Each is run with the guard, without it, and as its baseline, in turns; the figures are medians of the rounds' ratios.
 Tenants are new in every round, so the guard has to notice each time: with longer lives it would be cheaper.
 
-    python benchmarks/attack.py [--rounds 5] [--tokens 200] [--k 4]
+    python benchmarks/attack.py [--rounds 5] [--tokens 200] [--k 4] [--fresh]
+
+Rounds are saved as they finish; an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -82,47 +84,61 @@ def _texts(requests: Sequence[Request]) -> list[list[int]]:
     return [list(request.output) for request in requests]
 
 
+def one_round(bench: Bench, name: str) -> dict[str, float]:
+    """Both scenarios with one engine, each beside its baseline."""
+    engine = bench.engines[name]
+    plain, _, wanted = bench.run(engine, 0, attack=False)
+    before = engine.stats.num_draft_tokens
+    attacked, _, got = bench.run(engine, 0, attack=True)
+    drafted = engine.stats.num_draft_tokens - before
+    assert got == wanted, "an attack changed a text"
+    _, alone, wanted = bench.run(engine, HONEST, attack=False)
+    _, beside, got = bench.run(engine, HONEST, attack=True)
+    assert got == wanted, "an attack changed a text"
+    return {
+        "throughput_over_plain": plain / attacked,
+        "honest_time_per_token_over_no_attack": beside / alone,
+        "positions_drafted_by_attackers": drafted,
+    }
+
+
+def summary(parts: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Medians over the rounds of each engine."""
+    found: dict[str, dict[str, float]] = {}
+    for name in ("guarded", "unguarded"):
+        rounds = [part for key, part in parts.items() if key.split()[0] == name]
+        if rounds:
+            found[name] = {key: statistics.median(part[key] for part in rounds) for key in rounds[0]}
+            found[name]["rounds"] = len(rounds)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--name", default="attack")
+    parser.add_argument("--fresh", action="store_true")
     args = parser.parse_args()
+    record = Record(args.name, args.fresh)
+    settings = {"target": args.target, "k": args.k, "tokens": args.tokens, "requests": ALL}
+    if record.data.setdefault("settings", settings) != settings:
+        parser.error("the kept rounds had other settings; use --fresh or another --name")
     bench = Bench(load_model(args.target), args.k, args.tokens)
     for engine in bench.engines.values():  # costs are learnt, memory is touched
         bench.run(engine, HONEST, attack=False)
-    throughput: dict[str, list[float]] = {name: [] for name in bench.engines}
-    latency: dict[str, list[float]] = {name: [] for name in bench.engines}
-    wasted: list[int] = []
-    for _ in range(args.rounds):
-        for name, engine in bench.engines.items():
-            plain, _, wanted = bench.run(engine, 0, attack=False)
-            before = engine.stats.num_draft_tokens
-            attacked, _, got = bench.run(engine, 0, attack=True)
-            assert got == wanted, "an attack changed a text"
-            throughput[name].append(plain / attacked)
-            if name == "guarded":
-                wasted.append(engine.stats.num_draft_tokens - before)
-            _, alone, wanted = bench.run(engine, HONEST, attack=False)
-            _, beside, got = bench.run(engine, HONEST, attack=True)
-            assert got == wanted, "an attack changed a text"
-            latency[name].append(beside / alone)
-    record = Record("attack", fresh=True)
-    record.data |= {"target": args.target, "k": args.k, "tokens": args.tokens, "rounds": args.rounds, "requests": ALL}
-    for name in bench.engines:
-        part = {
-            "throughput_over_plain": statistics.median(throughput[name]),
-            "throughput_over_plain_all": throughput[name],
-            "honest_time_per_token_over_no_attack": statistics.median(latency[name]),
-            "honest_time_per_token_all": latency[name],
-        }
-        if name == "guarded":
-            part |= {"positions_drafted_by_attackers": statistics.median(wasted)}
-        record.put(name, part)
+    for number in range(args.rounds):
+        for name in bench.engines:
+            if not record.has(f"{name} {number}"):
+                record.put(f"{name} {number}", one_round(bench, name))
+    record.data["summary"] = summary(record.data["parts"])
+    record.save()
+    for name, found in record.data["summary"].items():
         print(
-            f"{name}: {part['throughput_over_plain']:.3f} of plain throughput when everybody attacks; an honest token "
-            f"takes {part['honest_time_per_token_over_no_attack']:.3f} times as long beside attackers",
+            f"{name}: {found['throughput_over_plain']:.3f} of plain throughput when everybody attacks; an honest token "
+            f"takes {found['honest_time_per_token_over_no_attack']:.3f} times as long beside attackers",
             flush=True,
         )
 

@@ -6,7 +6,7 @@ nothing may be left: no running or waiting request, no slot but idle prefixes; e
 prefixes, so that no byte of the cache may be left either. Rounds are saved as they finish; an interrupted soak goes on
 where it stopped.
 
-    python benchmarks/soak.py --minutes 30 [--clients 64] [--round 60] [--fresh]
+    python benchmarks/soak.py --minutes 30 [--clients 64] [--round 60] [--drafters lookup suffix] [--fresh]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import time
 from typing import Any
@@ -24,6 +25,7 @@ from record import Record
 from traffic import Outcome, histogram, mixed, quantiles, server, stream
 
 from foredraft import Engine, SamplingParams
+from foredraft.drafters.choice import check_names
 
 ABORTED = 0.15
 """Share of requests whose client goes away."""
@@ -46,12 +48,17 @@ def wrong(body: dict[str, Any], found: Outcome, plain: dict[str, list[int]]) -> 
 
 
 async def client(
-    rng: random.Random, url: str, until: float, args: argparse.Namespace, found: list[tuple[dict[str, Any], Outcome]]
+    rng: random.Random,
+    url: str,
+    until: float,
+    args: argparse.Namespace,
+    drafters: list[str],
+    found: list[tuple[dict[str, Any], Outcome]],
 ) -> None:
     """One client: request after request until time is up."""
     async with httpx.AsyncClient(timeout=600) as http:
         while time.monotonic() < until:
-            body = mixed(rng, PROMPTS[: args.prompts], args.tokens)
+            body = mixed(rng, PROMPTS[: args.prompts], args.tokens, drafters)
             abort = rng.randrange(1, 8) if rng.random() < ABORTED else None
             found.append((body, await stream(http, url, body, abort)))
 
@@ -72,18 +79,18 @@ async def one_round(args: argparse.Namespace, mode: str, seed: int, plain: dict[
     options = ["--target", args.target, "--max-batch", str(args.batch), "--max-queue", str(2 * args.clients)]
     options += ["--queue-timeout", "none", "--request-timeout", "none"]
     options += ["--no-prefix-reuse"] if seed % 2 else []
-    options += ["--plain"] if mode == "plain" else ["--drafter", args.drafter]
+    drafters = [] if mode == "plain" else check_names(args.drafters)
+    options += ["--plain"] if mode == "plain" else [word for spec in args.drafters for word in ("--drafter", spec)]
     async with server(*options) as (url, _child):
         found: list[tuple[dict[str, Any], Outcome]] = []
         until = time.monotonic() + args.round
         began = time.perf_counter()
         await asyncio.gather(
-            *(client(random.Random(seed * 1000 + i), url, until, args, found) for i in range(args.clients))
+            *(client(random.Random(seed * 1000 + i), url, until, args, drafters, found) for i in range(args.clients))
         )
         seconds = time.perf_counter() - began
         stats = await settled(url)
     outcomes = [outcome for _, outcome in found]
-    spec = stats["drafters"].get(args.drafter.partition(":")[0], {})
     return {
         "requests": len(found),
         "aborted": sum(outcome.aborted for outcome in outcomes),
@@ -97,7 +104,11 @@ async def one_round(args: argparse.Namespace, mode: str, seed: int, plain: dict[
         "leaked_requests": stats["in_flight"] + stats["requests"]["running"] + stats["requests"]["waiting"],
         "leaked_slots": stats["cache"]["slots_in_use"] - stats["cache"]["slots_idle"],
         "leaked_bytes": 0 if seed % 2 == 0 else stats["cache"]["bytes_in_use"],
-        "acceptance": {name: spec.get(name) for name in ("draft_acceptance_rate", "tokens_per_step")},
+        "acceptance": {
+            drafter: {name: stats["drafters"][drafter][name] for name in ("draft_acceptance_rate", "tokens_per_step")}
+            for drafter in drafters
+            if drafter in stats["drafters"]
+        },
     }
 
 
@@ -131,7 +142,7 @@ def summary(parts: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="smollm2-135m")
-    parser.add_argument("--drafter", default="lookup")
+    parser.add_argument("--drafters", nargs="+", default=["lookup", "suffix"], help="requests choose one at random")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--round", type=float, default=60, help="seconds of one round")
     parser.add_argument("--clients", type=int, default=64)
@@ -142,8 +153,9 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true")
     args = parser.parse_args()
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server ends with this program
     record = Record(args.name, args.fresh)
-    settings = {name: getattr(args, name) for name in ("target", "drafter", "clients", "batch", "tokens", "round")}
+    settings = {name: getattr(args, name) for name in ("target", "drafters", "clients", "batch", "tokens", "round")}
     if record.data.setdefault("settings", settings) != settings:
         parser.error("the kept soak had other settings; use --fresh or another --name")
     plain = references(args.target, args.tokens, PROMPTS[: args.prompts])
