@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from foredraft.cli.console import print_json, print_plain, stderr
 from foredraft.cli.help import Command, Group
 from foredraft.cli.session import JsonOption
 from foredraft.errors import ConfigError
-
-DEFAULT_OUT = Path("out/article")
 
 app = typer.Typer(
     cls=Group, help="Studies of speculative decoding, from scratch on this machine.", invoke_without_command=True
@@ -68,33 +67,64 @@ def bars() -> Iterator[Bars]:
         shown.end_stage()
 
 
-@app.command(cls=Command)
-def article(
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", metavar="DIR", help="Folder for the page and the figures.", show_default=str(DEFAULT_OUT)
-        ),
-    ] = DEFAULT_OUT,
-    corpus: Annotated[
-        str, typer.Option("--corpus", metavar="NAME|PATH", help="english, korean, or a UTF-8 text file.")
-    ] = "english",
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of training, positions and draws.")] = 0,
-    retrain: Annotated[bool, typer.Option("--retrain", help="Train again, even if the models are cached.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A toy version in seconds: shows that all runs.")] = False,
-    json: JsonOption = False,
-) -> None:
-    """Reproduce the founding study: acceptance, speed and exactness of two character models trained here."""
+def _out(default: str) -> Any:
+    return typer.Option("--out", metavar="DIR", help="Folder for the page and the figures.", show_default=default)
+
+
+CorpusOption = Annotated[
+    str, typer.Option("--corpus", metavar="NAME|PATH", help="english, korean, or a UTF-8 text file.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Of training, positions and draws.")]
+RetrainOption = Annotated[bool, typer.Option("--retrain", help="Train again, even if the models are cached.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="A toy version in seconds: shows that all runs.")]
+
+
+def _check(out: Path, seed: int) -> None:
     if seed < 0:
         raise ConfigError(f"must be 0 or more (got {seed})", field="seed")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file", field="out", remedy="name a folder")
+
+
+def _tell(result: BaseModel, summary: str, html: Path, figures: Path, json: bool) -> None:
+    if json:
+        print_json(result.model_dump(mode="json") | {"html": str(html)})
+        return
+    print_plain(summary)
+    print_plain(f"\npage     {html}\nfigures  {figures}")
+
+
+@app.command(cls=Command)
+def article(
+    out: Annotated[Path, _out("out/article")] = Path("out/article"),
+    corpus: CorpusOption = "english",
+    seed: SeedOption = 0,
+    retrain: RetrainOption = False,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Reproduce the founding study: acceptance, speed and exactness of two character models trained here."""
+    _check(out, seed)
     from foredraft.lab.article import run_article
 
     with bars() as progress:
         report = run_article(out, corpus=corpus, seed=seed, retrain=retrain, quick=quick, progress=progress)
-    if json:
-        print_json(report.article.model_dump(mode="json") | {"html": str(report.html_path)})
-        return
-    print_plain(report.summary)
-    print_plain(f"\npage     {report.html_path}\nfigures  {report.json_path}")
+    _tell(report.article, report.summary, report.html_path, report.json_path, json)
+
+
+@app.command(cls=Command)
+def t5(
+    out: Annotated[Path, _out("out/t5")] = Path("out/t5"),
+    corpus: CorpusOption = "english",
+    seed: SeedOption = 0,
+    retrain: RetrainOption = False,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Study encoder-decoder models: the shape of the founding paper's table, from small T5s trained here."""
+    _check(out, seed)
+    from foredraft.lab.t5 import run_t5
+
+    with bars() as progress:
+        report = run_t5(out, corpus=corpus, seed=seed, retrain=retrain, quick=quick, progress=progress)
+    _tell(report.result, report.summary, report.html_path, report.json_path, json)

@@ -105,15 +105,21 @@ def race_settings(
     progress: Progress,
 ) -> dict[Setting, Runs]:
     """Generates for every round's prompts with every setting, in an order that rotates from round to round."""
+    with without_verdicts():
+        return _race(target, drafter, settings, prompts, tokens, seed, progress)
+
+
+@contextmanager
+def without_verdicts() -> Iterator[None]:
+    """Whether speculation pays is what a study measures: the engines need not say it one by one."""
     logging.getLogger("foredraft").addFilter(_not_the_verdict)
     try:
-        return _race(target, drafter, settings, prompts, tokens, seed, progress)
+        yield
     finally:
         logging.getLogger("foredraft").removeFilter(_not_the_verdict)
 
 
 def _not_the_verdict(record: logging.LogRecord) -> bool:
-    """Whether speculation pays is what the study measures: the engines need not say it one by one."""
     return "does not pay" not in record.getMessage()
 
 
