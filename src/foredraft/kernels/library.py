@@ -28,8 +28,7 @@ SWITCH = "FOREDRAFT_KERNELS"
 instructions) or ``off`` (torch only).
 """
 
-_MOST = {"portable": 0, "avx2": 1, "auto": 2}
-_NAMES = ("portable", "avx2", "avx512")
+_NAMES = ("portable", "avx2", "avx512", "neon")
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fd_abi": (c_int, []),
@@ -68,13 +67,14 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if [library.fd_struct_size(i) for i in range(len(STRUCTS))] != [ctypes.sizeof(struct) for struct in STRUCTS]:
         return None, f"{LIBRARY.name} lays out its structs differently; install again"
     if mode != "portable" and library.fd_isa() < 1:
-        return None, f"this CPU has no AVX2 and FMA, and without them torch is faster ({SWITCH}=portable insists)"
+        lacks = "this CPU has neither AVX2 and FMA nor NEON with dot products"
+        return None, f"{lacks}, and without them torch is faster ({SWITCH}=portable insists)"
     return library, ""
 
 
 def _mode() -> str:
     mode = os.environ.get(SWITCH, "auto")
-    if mode not in _MOST and mode != "off":
+    if mode not in ("auto", "avx2", "portable", "off"):
         raise ConfigError(f"unknown value {mode!r}", field=SWITCH, remedy="use auto, avx2, portable or off")
     return mode
 
@@ -99,14 +99,17 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def isa() -> int:
-    """Instruction set in use: 2 is AVX-512 with byte dot products (VNNI), 1 AVX2 with FMA, 0 none. All give the same
-    bits.
+    """Instruction set in use: 3 is NEON with byte dot products, 2 AVX-512 with them (VNNI), 1 AVX2 with FMA, 0 none.
+    All give the same bits.
     """
-    return min(_MOST[_mode()], int(library().fd_isa()))
+    best, mode = int(library().fd_isa()), _mode()
+    if mode == "portable":
+        return 0
+    return min(best, 1) if mode == "avx2" and best < 3 else best
 
 
 def isa_name() -> str:
-    """``"avx512"``, ``"avx2"``, ``"portable"``, or ``"torch"`` if the library is not in use."""
+    """``"avx512"``, ``"avx2"``, ``"neon"``, ``"portable"``, or ``"torch"`` if the library is not in use."""
     return _NAMES[isa()] if available() else "torch"
 
 

@@ -102,11 +102,13 @@ struct Kernels {
 extern const Kernels kPortable;
 extern const Kernels kAvx2;
 extern const Kernels kAvx512;
+extern const Kernels kNeon;
 bool has_avx2();
 bool has_avx512();  // with byte dot products
+bool has_neon();    // with byte dot products
 
-// Instruction sets, each of which includes the ones before it. All give the same bits.
-enum Isa : int { kNoVectors = 0, kIsaAvx2 = 1, kIsaAvx512 = 2 };
-int usable_isa(int wanted);  // the best one that this processor has, `wanted` at most
+// Instruction sets. All give the same bits.
+enum Isa : int { kNoVectors = 0, kIsaAvx2 = 1, kIsaAvx512 = 2, kIsaNeon = 3 };
+int usable_isa(int wanted);  // `wanted` or the next best that this processor has
 
 }  // namespace foredraft

@@ -13,15 +13,18 @@
 namespace foredraft {
 
 int usable_isa(int wanted) {
-    static const int best = has_avx512() ? kIsaAvx512 : has_avx2() ? kIsaAvx2 : kNoVectors;
-    return std::max<int>(kNoVectors, std::min(wanted, best));
+    if (wanted == kIsaNeon) return has_neon() ? kIsaNeon : kNoVectors;
+    if (wanted == kIsaAvx512 && has_avx512()) return kIsaAvx512;
+    return wanted >= kIsaAvx2 && has_avx2() ? kIsaAvx2 : kNoVectors;
 }
 
-const Kernels& kernels(int isa) { return isa == kIsaAvx512 ? kAvx512 : isa == kIsaAvx2 ? kAvx2 : kPortable; }
+const Kernels& kernels(int isa) {
+    return isa == kIsaAvx512 ? kAvx512 : isa == kIsaAvx2 ? kAvx2 : isa == kIsaNeon ? kNeon : kPortable;
+}
 
 // Rows a tile: what was quickest with the vector registers there are, 32 or 16.
 static long tile_rows(const Linear& l) {
-    if (l.isa == kIsaAvx512) return 8;
+    if (l.isa == kIsaAvx512 || l.isa == kIsaNeon) return 8;
     if (l.format <= kBF16) return 6;
     return l.activations != kFloat && l.format != kQ6K ? 5 : 8;
 }
@@ -99,7 +102,7 @@ extern "C" {
 
 int fd_abi() { return 2; }
 
-int fd_isa() { return usable_isa(kIsaAvx512); }
+int fd_isa() { return has_neon() ? kIsaNeon : usable_isa(kIsaAvx512); }
 
 // y[n, out] = x[n, in] W^T + bias. Float32 sums; `activations` other than kFloat rounds x first, where the format can.
 void fd_linear(int format, const uint8_t* weights, long out, long in, const float* x, long ldx, long n, const float* bias,

@@ -46,7 +46,7 @@ class Worker {
   public:
     Worker(const Model& m, const Pass& p, Workspace& w, std::deque<std::atomic<long>>& counters, Barrier& barrier,
            int thread, int team)
-        : m_(m), p_(p), w_(w), counters_(counters), barrier_(barrier), ops_(p.isa >= kIsaAvx2 ? kOpsAvx2 : kOpsPortable), thread_(thread), team_(team) {}
+        : m_(m), p_(p), w_(w), counters_(counters), barrier_(barrier), ops_(p.isa == kIsaAvx2 || p.isa == kIsaAvx512 ? kOpsAvx2 : kOpsPortable), thread_(thread), team_(team) {}
 
     void run() {
         embed();
