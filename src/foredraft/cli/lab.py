@@ -128,3 +128,19 @@ def t5(
     with bars() as progress:
         report = run_t5(out, corpus=corpus, seed=seed, retrain=retrain, quick=quick, progress=progress)
     _tell(report.result, report.summary, report.html_path, report.json_path, json)
+
+
+@app.command(cls=Command)
+def moe(
+    out: Annotated[Path, _out("out/moe")] = Path("out/moe"),
+    seed: SeedOption = 0,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Study mixtures of experts: how many experts a draft touches, what that costs, and when drafting still pays."""
+    _check(out, seed)
+    from foredraft.lab.moe import run_moe
+
+    with bars() as progress:
+        report = run_moe(out, seed=seed, quick=quick, progress=progress)
+    _tell(report.result, report.summary, report.html_path, report.json_path, json)
