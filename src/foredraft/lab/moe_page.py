@@ -18,8 +18,8 @@ def summary(study: MoeStudy) -> str:
         row = next((row for row in model.rows if row.rows == 5), model.rows[-1])
         needed = [even for even in model.break_even if even.batch == 1]
         lines.append(
-            f"{model.name} ({model.top_k} of {model.experts} experts): {row.rows} rows touch {row.distinct:.1f} experts "
-            f"a layer ({row.independent:.1f} if routed independently) and cost {row.ratio:.2f} rows, "
+            f"{model.name} ({model.top_k} of {model.experts} experts): {row.rows} rows touch {row.distinct:.1f} "
+            f"experts a layer ({row.independent:.1f} if routed independently) and cost {row.ratio:.2f} rows, "
             f"{row.dense_ratio:.2f} in a dense model of the same work; at batch 1 drafting for nothing pays above "
             + ", ".join(f"α = {_alpha(even.alpha)} (k = {even.k})" for even in needed)
             + "."
@@ -98,8 +98,8 @@ def _model(study: MoeStudy, number: int) -> str:
         f"<h2>{escape(model.name)}: {model.top_k} of {model.experts} experts</h2>"
         + table(f"Experts touched and cost, by rows ({study.calls} calls in turns)", head, rows)
         + figure(PICTURES[number], study, "Cost of a pass over that of one row; the cost model's prior beside it.")
-        + "<p>A draft of k tokens, made for nothing, pays where the tokens of a step, Σ α<sup>i</sup>, outgrow the price "
-        "of the longer pass. This α is needed; “never” means that even a draft that is always right is too dear. The "
+        + "<p>A draft of k tokens, made for nothing, pays where the tokens of a step, Σ α<sup>i</sup>, outgrow the "
+        "price of the longer pass. This α is needed; “never” means that even a draft that is always right is too dear. The "
         "dense twin's is in small print.</p>"
         + _break_even(model)
         + "<p>And what the engine makes of it: with <code>k = auto</code> it learns what passes cost, starting from "
