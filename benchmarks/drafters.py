@@ -73,7 +73,7 @@ NOT_SHOWN = {
     "encoder-decoder": "drafts for encoder-decoder targets only (model-families.md)",
 }
 """Registered drafters without a row, and why."""
-CONTROL = 0.6
+CONTROL = 0.5
 FIXED = 4
 PLAIN_EVERY = 4
 
@@ -157,7 +157,7 @@ class Gallery:
             except ForedraftError as error:
                 row = {"refused": str(error)}
             yield drafter, row
-        if place.rule == "rejection":
+        if place.rule == "rejection" and self.name == next(iter(GROUPS)):
             other = SamplingParams(max_tokens=self.options.tokens, ignore_eos=True, temperature=CONTROL)
             wrong = plain.generate([prompt], other)[0]
             yield "control", self.law(prompt, wrong, place)

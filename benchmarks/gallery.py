@@ -171,7 +171,7 @@ def write(data: dict[str, Any]) -> str:
 
 def _section(data: dict[str, Any], target: str, by: dict[str, dict[str, Any]]) -> str:
     places = list(_cells(data, target, "exact", "plain"))
-    lines = [f"## {target}", f"{len(places)} prompts: {', '.join(place.partition('/')[0] for place in places)}."]
+    lines = [f"## {target}", f"Prompts: {', '.join(place.partition('/')[0] for place in places)}."]
     for rule, title in RULES.items():
         greedy = rule in ("exact", "coupled")
         head = "same text" if greedy else "law, p"
@@ -193,7 +193,7 @@ def _section(data: dict[str, Any], target: str, by: dict[str, dict[str, Any]]) -
 def _line(data: dict[str, Any], target: str, drafter: str, row: dict[str, Any], greedy: bool) -> str:
     if drafter == "control":
         shown = "<0.001" if row["law_p"] < ALARM else f"{row['law_p']:.2f}"
-        return f"| control: plain decoding at T = 0.6, a wrong law | – | – | – | – | – | {shown} |"
+        return f"| control: plain decoding at T = 0.5, a wrong law | – | – | – | – | – | {shown} |"
     if "refused" in row:
         return f"| `{drafter}` | refused: {row['refused']} | | | | | |"
     memory = data["memory"].get(f"{target}/{drafter}")
