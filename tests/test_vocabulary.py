@@ -19,7 +19,6 @@ from foredraft.drafters import ModelDrafter
 from foredraft.drafters.base import DrafterContext
 from foredraft.drafters.vocabulary import VocabularyDrafter
 from foredraft.errors import ConfigError, VocabularyMismatchError
-from foredraft.models import catalog
 from foredraft.models.tokenizer import Tokenizer
 from foredraft.sampling import draw
 from foredraft.sampling.law import TokenLaw
@@ -270,30 +269,3 @@ def test_what_cannot_be_served_is_refused() -> None:
         Engine(target=loaded(reciter(here), here), drafter="vocabulary")
     with pytest.raises(VocabularyMismatchError, match=r"token \d+ is .*vocabulary:MODEL"):
         Engine(target=loaded(reciter(here), here), drafter=ModelDrafter(reciter(words("digits")), words("digits")))
-
-
-# --- the real pair
-
-PAIR = ("qwen2.5-coder-0.5b", "smollm2-135m")
-
-
-@pytest.mark.real_model
-@pytest.mark.skipif(
-    any(catalog.resolve(name) is None for name in PAIR), reason=f"not here: {' or '.join(PAIR)} (models fetch NAME)"
-)
-def test_smollm2_drafts_for_qwen() -> None:
-    prompt = "def area(width, height):\n    return width * height\n\n\ndef perimeter(width, height):\n    return"
-    plain = Engine(target=PAIR[0], dtype="bfloat16", cache_bytes=1 << 28)
-    expected = plain.generate(prompt, SamplingParams(max_tokens=16))[0]
-    for method in METHODS:
-        engine = Engine(target=_reused(plain), drafter=f"vocabulary:{PAIR[1]},{method}", dtype="bfloat16", k=3)
-        result = engine.generate(prompt, SamplingParams(max_tokens=16))[0]
-        assert result.token_ids == expected.token_ids
-        assert result.metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 3
-
-
-def _reused(engine: Engine) -> Any:
-    from foredraft.models.info import LoadedModel
-
-    assert engine.target_info is not None
-    return LoadedModel(engine.target, engine.tokenizer, engine.target_info)
