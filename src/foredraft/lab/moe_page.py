@@ -99,8 +99,8 @@ def _model(study: MoeStudy, number: int) -> str:
         + table(f"Experts touched and cost, by rows ({study.calls} calls in turns)", head, rows)
         + figure(PICTURES[number], study, "Cost of a pass over that of one row; the cost model's prior beside it.")
         + "<p>A draft of k tokens, made for nothing, pays where the tokens of a step, Σ α<sup>i</sup>, outgrow the "
-        "price of the longer pass. This α is needed; “never” means that even a draft that is always right is too dear. The "
-        "dense twin's is in small print.</p>"
+        "price of the longer pass. This α is needed; “never” means that even a draft that is always right is too dear. "
+        "The dense twin's is in small print.</p>"
         + _break_even(model)
         + "<p>And what the engine makes of it: with <code>k = auto</code> it learns what passes cost, starting from "
         "the cost model's prior. The drafter is right with probability α at each token and takes no time.</p>"
