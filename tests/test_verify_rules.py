@@ -71,10 +71,12 @@ def test_equal_laws_always_accept(rule: Any, dtype: torch.dtype) -> None:
 
 def test_excess_without_mass_falls_back_to_the_target() -> None:
     """Only rounding can lead there: p and q agree, and yet the row is asked for a correction."""
-    from foredraft.verify._chain import residual
+    from foredraft.verify._chain import Chain
 
     p = rows([0.25, 0.25, 0.5], [1, 0, 0])
-    assert torch.equal(residual(1.0, Draft((0,), p[:1].clone()), p, 0), p[0])
+    chain = Chain(Draft((0,), p[:1].clone()), p)
+    assert chain.excess_mass(1.0, 0) == 0.0
+    assert [chain.next_token(1.0, 0, u) for u in (0.1, 0.3, 0.6)] == [0, 1, 2]
 
 
 BAD_TARGETS = [math.nan, math.inf, -1.0]

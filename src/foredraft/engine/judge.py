@@ -50,21 +50,30 @@ def _verdict(request: Request, draft: Draft, logits: Tensor, rows: Sequence[int]
         for row, token in zip(rows, law.argmax(logits, paths), strict=True):
             tokens[row] = token
         return (verify.exact_tree if tree else verify.exact)(draft, tokens)
-    p = law.probs(logits, paths)
-    if len(rows) <= draft.k:
-        sound, p = p, p.new_full((draft.k + 1, p.shape[-1]), 1 / p.shape[-1])
-        p[rows] = sound
+    whole = len(rows) > draft.k
     if request.rule == "coupled":
-        return (verify.coupled_tree if tree else verify.coupled)(
-            draft, p, noise.rows(anchor, draft.depth + 1, p.shape[-1])
-        )
+        laws = law.laws(logits, paths) if whole else _stood_in(law.probs(logits, paths), draft, rows)
+        noise_rows = noise.rows(anchor, draft.depth + 1, laws.shape[-1])
+        return (verify.coupled_tree if tree else verify.coupled)(draft, laws, noise_rows)
+    next_uniform = noise.uniform(Purpose.NEXT, anchor, anchor)
     if tree:
-        uniforms = [noise.uniform(Purpose.TREE_ACCEPT, node, anchor) for node in range(draft.k)]
-        rule = verify.rejection_tree if request.rule == "rejection" else verify.traversal
-    else:
-        uniforms = [noise.uniform(Purpose.ACCEPT, position, anchor) for position in range(anchor, anchor + draft.k)]
-        rule = verify.rejection if request.rule == "rejection" else verify.block
-    return rule(draft, p, uniforms, noise.uniform(Purpose.NEXT, anchor, anchor))
+        p = _stood_in(law.probs(logits, paths), draft, rows)
+        of_tree = verify.rejection_tree if request.rule == "rejection" else verify.traversal
+        return of_tree(draft, p, noise.uniforms(Purpose.TREE_ACCEPT, 0, anchor, draft.k), next_uniform)
+    rule = verify.rejection if request.rule == "rejection" else verify.block
+    uniforms = noise.uniforms(Purpose.ACCEPT, anchor, anchor, draft.k)
+    if whole and (draft.q is None or request.rule == "rejection"):  # the rule needs few numbers, and one row
+        return rule(draft, law.laws(logits, paths), uniforms, next_uniform)
+    return rule(draft, _stood_in(law.probs(logits, paths), draft, rows), uniforms, next_uniform)
+
+
+def _stood_in(p: Tensor, draft: Draft, rows: Sequence[int]) -> Tensor:
+    """``[k+1, V]``: the laws of ``rows``, and uniform ones for those that have none."""
+    if len(rows) > draft.k:
+        return p
+    whole = p.new_full((draft.k + 1, p.shape[-1]), 1 / p.shape[-1])
+    whole[rows] = p
+    return whole
 
 
 def _cut(verdict: Verdict, draft: Draft, sound: set[int]) -> Verdict:

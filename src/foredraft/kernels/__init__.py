@@ -6,6 +6,6 @@ missing, torch does the same sums (:func:`available`, :func:`why_unavailable`).
 
 from foredraft.kernels.library import available, isa_name, why_unavailable
 from foredraft.kernels.linear import Activations, Matrix, PackedLinear
-from foredraft.kernels.race import race
+from foredraft.kernels.race import race, uniforms
 
-__all__ = ["Activations", "Matrix", "PackedLinear", "available", "isa_name", "race", "why_unavailable"]
+__all__ = ["Activations", "Matrix", "PackedLinear", "available", "isa_name", "race", "uniforms", "why_unavailable"]

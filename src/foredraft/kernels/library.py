@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from ctypes import c_int, c_long, c_size_t, c_uint64, c_void_p
+from ctypes import c_double, c_int, c_long, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
 import torch  # noqa: F401  (must be loaded before the library: it brings the OpenMP runtime)
@@ -38,7 +38,18 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fd_pack": (None, [c_int, c_void_p, c_long, c_long, c_void_p]),
     "fd_rows": (None, [c_int, c_void_p, c_long, c_void_p, c_long, c_void_p]),
     "fd_pass": (None, [c_void_p, c_void_p]),
-    "fd_race": (c_long, [c_void_p, c_int, c_long, c_uint64, c_uint64]),
+    "fd_race": (c_long, [c_void_p, c_int, c_long, c_uint64, c_uint64, c_int, c_int]),
+    "fd_uniforms": (None, [c_uint64, c_uint64, c_uint64, c_uint64, c_long, c_void_p]),
+    "fd_law": (
+        c_long,
+        [c_void_p, c_void_p, c_int, *[c_long] * 2, *[c_void_p] * 5, c_int, c_int],
+    ),
+    "fd_argmax": (c_long, [c_void_p, c_int, c_long, c_long, c_void_p, c_int, c_int]),
+    "fd_masses": (None, [c_void_p, c_int, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int]),
+    "fd_draw": (
+        c_long,
+        [c_void_p, c_void_p, c_int, c_long, c_double, c_double, c_long, c_double, c_void_p, c_int],
+    ),
     "fd_struct_size": (c_size_t, [c_int]),
     "fd_linear": (
         None,

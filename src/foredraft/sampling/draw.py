@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from foredraft.errors import NumericalError
+from foredraft.kernels import law as kernel
+
+
+class Rows(Protocol):
+    """``[n, V]`` probabilities of which some rows are looked at: a tensor, or what makes a row when it is asked for."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def __getitem__(self, row: int, /) -> Tensor: ...
+
+
+@runtime_checkable
+class Laws(Rows, Protocol):
+    """Rows that are known to be laws, and that tell probabilities without being made."""
+
+    def chances(self, tokens: Sequence[int]) -> list[float]:
+        """The probability of one token in each of the first rows. Raises NumericalError if one of them is no law."""
 
 
 class NoiseRow(Protocol):
@@ -31,6 +50,11 @@ def draw(p_row: Tensor, u: float) -> int:
     Raises:
         NumericalError: The row holds NaN or infinity, or has no mass.
     """
+    if type(u) is float and kernel.suits(p_row):
+        token, mass = kernel.draw(p_row, u)
+        if token < 0:
+            raise NumericalError(f"a row of probabilities sums to {mass}", field="p")
+        return token
     cdf = torch.cumsum(p_row.detach(), 0, dtype=torch.float64).cpu().numpy()
     total = float(cdf[-1])
     if not 0.0 < total < float("inf"):

@@ -11,6 +11,8 @@ from torch import Tensor
 from foredraft.config import SamplingParams
 from foredraft.errors import ConfigError, NumericalError
 from foredraft.grammar import Grammar
+from foredraft.kernels import law as kernel
+from foredraft.sampling.compiled import CompiledLaw
 from foredraft.sampling.filters import filtered
 from foredraft.sampling.processors import Bans, Bias, Custom, Paths, Penalties
 
@@ -69,6 +71,11 @@ class TokenLaw:
         self._bans = Bans(bad, params.allowed_token_ids, ends, params.min_tokens) if bans else None
         self.grammar = grammar
         self._plain = not (self._custom or self._penalties or self._bias or self._bans or grammar)
+        # Where there is nothing else, penalties and bias are left to the kernels, too.
+        self._sparse = not (self._custom or self._bans or grammar)
+        self._compiled: CompiledLaw | None = None
+        if CompiledLaw.can(params):
+            self._compiled = CompiledLaw(params, *((self._penalties, self._bias) if self._sparse else (None, None)))
 
     @property
     def greedy(self) -> bool:
@@ -96,23 +103,45 @@ class TokenLaw:
         Raises:
             NumericalError: A row holds NaN or +inf, or no token is left.
         """
-        scores = self._scores(logits, paths)
+        rows = self._rows(logits, paths)
+        scores = None if self._sparse else self._scores(rows, logits, paths)
+        if self._compiled is not None and kernel.suits(rows):
+            law = self._compiled(rows if scores is None else scores, paths)
+            if law is not None:
+                return law
+        if scores is None:
+            scores = self._scores(rows, logits, paths)
         self._argmax_checked(scores, logits)
         return filtered(scores, self._params)
+
+    def laws(self, logits: Tensor, paths: Paths) -> Tensor | LazyLaws:
+        """:meth:`probs`, each row made when it is looked at, where rows do not depend on each other."""
+        return LazyLaws(self, logits, paths) if self._sparse else self.probs(logits, paths)
+
+    def chances(self, logits: Tensor, paths: Paths, tokens: Sequence[int]) -> list[float]:
+        """What :meth:`probs` has for one token in each row, ``0 <= token < V``. Errors are those of :meth:`probs`."""
+        rows = self._rows(logits, paths)
+        if self._compiled is not None and self._sparse and kernel.suits(rows):
+            found = self._compiled.chances(rows, paths, tokens)
+            if found is not None:
+                return found
+        return [float(row[token]) for row, token in zip(self.probs(logits, paths), tokens, strict=True)]
 
     def argmax(self, logits: Tensor, paths: Paths) -> list[int]:
         """The likeliest token of each row after all processors, lowest id on ties: the greedy law's token.
 
         Arguments and errors are those of :meth:`probs`.
         """
-        return self._argmax_checked(self._scores(logits, paths), logits)
+        scores = self._scores(self._rows(logits, paths), logits, paths)
+        tokens = kernel.argmax(scores) if kernel.suits(scores) else None
+        return self._argmax_checked(scores, logits) if tokens is None else tokens
 
     def confidence(self, logits: Tensor, paths: Paths) -> Tensor:
         """``[n, V]``: the law at temperature 1 without filters: how sure a greedy request's drafter is of each token.
 
         Arguments and errors are those of :meth:`probs`.
         """
-        scores = self._scores(logits, paths)
+        scores = self._scores(self._rows(logits, paths), logits, paths)
         self._argmax_checked(scores, logits)
         return torch.softmax(scores, -1)
 
@@ -131,13 +160,15 @@ class TokenLaw:
         if self._custom:
             self._custom.settle(path)
 
-    def _scores(self, logits: Tensor, paths: Paths) -> Tensor:
-        """``[n, V]`` processed logits on the CPU; the logits themselves where there is nothing to process."""
+    def _rows(self, logits: Tensor, paths: Paths) -> Tensor:
+        """``[n, V]`` logits on the CPU, float32 or float64; themselves if they are there."""
         if logits.shape != (len(paths), self.vocab_size):
             raise ConfigError(f"shape {tuple(logits.shape)} is not ({len(paths)}, {self.vocab_size})", field="logits")
-        scores = logits.detach().cpu()
-        if scores.dtype not in (torch.float32, torch.float64):
-            scores = scores.float()
+        rows = logits.detach().cpu()
+        return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+
+    def _scores(self, scores: Tensor, logits: Tensor, paths: Paths) -> Tensor:
+        """``[n, V]`` processed logits; the logits themselves where there is nothing to process."""
         if self._plain:
             return scores
         if scores.data_ptr() == logits.data_ptr():
@@ -202,3 +233,23 @@ class TokenLaw:
             for token in ids:
                 if not 0 <= token < self.vocab_size:
                     raise ConfigError(f"token id {token} is not in [0, {self.vocab_size})", field=field)
+
+
+class LazyLaws:
+    """The rows of :meth:`TokenLaw.probs`, each made when it is looked at.
+
+    Attributes:
+        shape: ``(n, V)``.
+    """
+
+    def __init__(self, law: TokenLaw, logits: Tensor, paths: Paths) -> None:
+        self.shape = logits.shape
+        self._law, self._logits, self._paths = law, logits, paths
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self._law.probs(self._logits[row : row + 1], self._paths[row : row + 1])[0]
+
+    def chances(self, tokens: Sequence[int]) -> list[float]:
+        """The probability of one token in each of the first rows; no row is made for it."""
+        n = len(tokens)
+        return self._law.chances(self._logits[:n], self._paths[:n], tokens) if n else []

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foredraft import kernels
 from foredraft.sampling.draw import NoiseRow
 
 Racer: TypeAlias = Callable[[Tensor, int, int], int]
@@ -74,7 +75,14 @@ class RequestNoise:
 
         For ``Purpose.NEXT`` the position is the anchor; for ``Purpose.TREE_ACCEPT`` it is the number of the node.
         """
-        return float((int(self._words(purpose, position, anchor, 1)[0]) >> 11) * 2.0**-53)
+        return self.uniforms(purpose, position, anchor, 1)[0]
+
+    def uniforms(self, purpose: Purpose, first: int, anchor: int, n: int) -> list[float]:
+        """:meth:`uniform` at ``n`` positions from ``first`` on."""
+        if kernels.available():
+            return kernels.uniforms(self.seed, purpose, first, anchor, n)
+        words = [self._words(purpose, position, anchor, 1)[0] for position in range(first, first + n)]
+        return [float((int(word) >> 11) * 2.0**-53) for word in words]
 
     def siblings(self, path: Sequence[int], anchor: int, n: int) -> list[float]:
         """``n`` numbers in ``[0, 1)`` for drawing the children of one node of a tree, the eldest first.

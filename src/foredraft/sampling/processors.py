@@ -36,34 +36,39 @@ class Penalties:
     """Repetition (prompt and output), presence and frequency (output only) penalties."""
 
     def __init__(self, vocab_size: int, prompt: Sequence[int], repetition: float, presence: float, frequency: float):
-        self._repetition, self._presence, self._frequency = repetition, presence, frequency
-        self._count = np.zeros(vocab_size)  # occurrences in the output
+        self.repetition, self.presence, self.frequency = repetition, presence, frequency
+        self.count = np.zeros(vocab_size)  # occurrences in the output
         self._seen = np.zeros(vocab_size, dtype=bool)
         self._ids = np.zeros(64, dtype=np.int64)  # the seen ids, in order of appearance
         self._n = 0
         if repetition != 1.0:
             self._note(prompt)
 
+    @property
+    def seen(self) -> NDArray[np.int64]:
+        """The ids that they concern, in order of appearance."""
+        return self._ids[: self._n]
+
     def commit(self, tokens: Sequence[int]) -> None:
         self._note(tokens)
         for token in tokens:
-            self._count[token] += 1
+            self.count[token] += 1
 
     def apply(self, scores: Scores, paths: Paths) -> None:
         """Changes ``scores [n, V]`` in place."""
         rows, tokens, extra = _occurrences(paths)
-        ids = self._ids[: self._n]
+        ids = self.seen
         # Scores of drafted tokens are read before the committed counts change them, and written after.
         drafted = scores[rows, tokens]
-        scores[:, ids] = self._penalised(scores[:, ids], self._count[ids])
-        scores[rows, tokens] = self._penalised(drafted, self._count[tokens] + extra)
+        scores[:, ids] = self._penalised(scores[:, ids], self.count[ids])
+        scores[rows, tokens] = self._penalised(drafted, self.count[tokens] + extra)
 
     def _penalised(self, scores: Scores, count: NDArray[np.float64]) -> Scores:
         """``[..., m]`` scores of seen tokens and their ``[m]`` occurrences in the output."""
-        r = self._repetition
+        r = self.repetition
         if r != 1.0:
             scores = np.where(scores > 0, scores / r, scores * r)
-        return scores - (self._presence * (count > 0) + self._frequency * count)
+        return scores - (self.presence * (count > 0) + self.frequency * count)
 
     def _note(self, tokens: Iterable[int]) -> None:
         for token in tokens:
@@ -86,12 +91,12 @@ class Bias:
     """Adds a number to the logits of given tokens."""
 
     def __init__(self, bias: dict[int, float]) -> None:
-        self._ids = np.array(list(bias), dtype=np.int64)
-        self._values = np.array(list(bias.values()))
+        self.ids = np.array(list(bias), dtype=np.int64)
+        self.values = np.array(list(bias.values()), dtype=np.float64)
 
     def apply(self, scores: Scores) -> None:
         """Changes ``scores [n, V]`` in place."""
-        scores[:, self._ids] += self._values.astype(scores.dtype)
+        scores[:, self.ids] += self.values.astype(scores.dtype)
 
 
 class Bans:

@@ -20,32 +20,31 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from foredraft.sampling.draw import draw
+from foredraft.sampling.draw import Laws
 from foredraft.types import Draft, Verdict
-from foredraft.verify._chain import check_chain, excess, ratios, residual
+from foredraft.verify._chain import Chain, check_chain
 
 
-def block(draft: Draft, p: Tensor, uniforms: Sequence[float], next_uniform: float) -> Verdict:
+def block(draft: Draft, p: Tensor | Laws, uniforms: Sequence[float], next_uniform: float) -> Verdict:
     """Accepts the longest prefix i whose uniform is under h_i; the correction comes from ``max(b_i p - q, 0)``.
 
     Arguments and errors are those of :func:`~foredraft.verify.rejection.rejection`. Every uniform counts, also
     those past the accepted prefix: none may be used again for a token drafted at the same position later.
     """
     check_chain(draft, p.shape[0], len(uniforms))
-    kept, of_p_and_q = [1.0], ratios(draft, p)
-    for ratio in of_p_and_q:
+    chain = Chain(draft, p)
+    kept = [1.0]
+    for ratio in chain.ratios:
         kept.append(min(1.0, kept[-1] * ratio))
     accepted = draft.k
-    while accepted > 0 and not uniforms[accepted - 1] < _stop_here(kept, of_p_and_q, draft, p, accepted):
+    while accepted > 0 and not uniforms[accepted - 1] < _stop_here(kept[accepted], chain, accepted):
         accepted -= 1
-    return Verdict.chain(accepted, draw(residual(kept[accepted], draft, p, accepted), next_uniform), draft.k)
+    return Verdict.chain(accepted, chain.next_token(kept[accepted], accepted, next_uniform), draft.k)
 
 
-def _stop_here(kept: Sequence[float], of_p_and_q: Sequence[float], draft: Draft, p: Tensor, row: int) -> float:
-    """h_i: the probability of accepting i = ``row`` tokens when no longer prefix was accepted."""
-    b = kept[row]
-    if row == draft.k or b in (0.0, 1.0):
+def _stop_here(b: float, chain: Chain, row: int) -> float:
+    """h_i: the probability of accepting i = ``row`` tokens when no longer prefix was accepted; ``b`` is b_i."""
+    if row == chain.draft.k or b in (0.0, 1.0):
         return b
-    # a one-hot q leaves all of b * p but the drafted token's part, which needs no look at the vocabulary
-    mass = b * (1.0 - of_p_and_q[row]) if draft.q is None else float(excess(b, draft, p, row).sum())
+    mass = chain.excess_mass(b, row)
     return mass / (mass + 1.0 - b)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from foredraft.errors import ConfigError, DrafterError
-from foredraft.sampling.draw import NoiseRow, race
+from foredraft.sampling.draw import NoiseRow, Rows, race
 from foredraft.types import Draft, Verdict
 from foredraft.verify._chain import check_chain
 
 
-def coupled(draft: Draft, p: Tensor, exponentials: Sequence[Tensor | NoiseRow] | Tensor) -> Verdict:
+def coupled(draft: Draft, p: Rows, exponentials: Sequence[Tensor | NoiseRow] | Tensor) -> Verdict:
     """Accepts while the draft is the target's own draw, then commits the target's draw at the next row.
 
     The noise of a position belongs to the position: every committed token is ``race(p, noise)`` of its own row,
@@ -21,7 +21,7 @@ def coupled(draft: Draft, p: Tensor, exponentials: Sequence[Tensor | NoiseRow] |
 
     Args:
         draft: A chain of k tokens; q does not matter.
-        p: ``[k+1, V]`` post-filter law of the target.
+        p: ``[k+1, V]`` post-filter law of the target. Only the rows up to the first mismatch are read.
         exponentials: k+1 rows ``[V]`` of standard exponential noise, row i of the i-th position of the step.
             Only the rows up to the first mismatch are read.
 

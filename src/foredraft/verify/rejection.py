@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from foredraft.sampling.draw import draw
+from foredraft.sampling.draw import Laws
 from foredraft.types import Draft, Verdict
-from foredraft.verify._chain import check_chain, ratios, residual
+from foredraft.verify._chain import Chain, check_chain
 
 
-def rejection(draft: Draft, p: Tensor, uniforms: Sequence[float], next_uniform: float) -> Verdict:
+def rejection(draft: Draft, p: Tensor | Laws, uniforms: Sequence[float], next_uniform: float) -> Verdict:
     """Accepts token i with probability ``min(1, p_i(x_i) / q_i(x_i))``, up to the first rejection.
 
     The next token is then drawn from ``max(p_i - q_i, 0)``, normalised, or from row k if all were accepted.
@@ -27,9 +27,10 @@ def rejection(draft: Draft, p: Tensor, uniforms: Sequence[float], next_uniform: 
         DrafterError: A row of q is not a law, or the token cannot have been drawn from it.
     """
     check_chain(draft, p.shape[0], len(uniforms))
+    chain = Chain(draft, p)
     accepted = 0
-    for ratio, u in zip(ratios(draft, p), uniforms, strict=True):
+    for ratio, u in zip(chain.ratios, uniforms, strict=True):
         if not u < ratio:
             break
         accepted += 1
-    return Verdict.chain(accepted, draw(residual(1.0, draft, p, accepted), next_uniform), draft.k)
+    return Verdict.chain(accepted, chain.next_token(1.0, accepted, next_uniform), draft.k)

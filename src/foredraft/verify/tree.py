@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from foredraft.errors import ConfigError
-from foredraft.sampling.draw import NoiseRow, draw, race
+from foredraft.sampling.draw import NoiseRow, Rows, draw, race
 from foredraft.types import Draft, Verdict
 from foredraft.verify._chain import draft_mass, target_mass
 from foredraft.verify._tree import children, excess, share, walk
@@ -37,7 +37,7 @@ def exact_tree(draft: Draft, argmax: Sequence[int]) -> Verdict:
     return walk(draft, len(argmax), None, lambda row, depth: argmax[row])
 
 
-def coupled_tree(draft: Draft, p: Tensor, exponentials: Sequence[Tensor | NoiseRow] | Tensor) -> Verdict:
+def coupled_tree(draft: Draft, p: Rows, exponentials: Sequence[Tensor | NoiseRow] | Tensor) -> Verdict:
     """Walks into the child that is the target's own draw (see :func:`~foredraft.verify.coupled.coupled`).
 
     The noise of a position is shared by all nodes at that depth. Only one of them is ever raced: the one on the path of
