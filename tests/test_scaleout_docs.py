@@ -81,6 +81,9 @@ def test_figures_are_the_kept_ones() -> None:
     assert (
         f"The ratio of τ is {kept['ratio_of_mean_acceptance_lengths']:.3f}, and all {kept['same_text']} texts" in text
     )
+    five = json.loads((ROOT / "benchmarks" / "results" / "vllm-eagle3.json").read_text("utf-8"))["parts"]["k=5"]
+    taus = [five[side]["mean_acceptance_length"] for side in ("vllm", "foredraft")]
+    assert f"With five tokens a step τ is {taus[0]:.3f} and {taus[1]:.3f}." in text
     assert 0.95 < kept["ratio_of_mean_acceptance_lengths"] < 1.05
     [excerpt] = re.findall(r"```text\n(.+?)\n```", text, re.S)
     assert set(excerpt.splitlines()) <= set(kept["log"])

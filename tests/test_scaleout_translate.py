@@ -169,7 +169,8 @@ def test_the_shared_pool_is_off_and_that_is_said() -> None:
         ("combined:suffix+lookup", "one drafter", "use eagle3"),
         ("early-exit:4", "own layers", "use eagle3"),
         ("vocabulary:small", "not translated", "use eagle3"),
-        ("nonsense", "knows no such drafter", "use eagle3"),
+        ("nonsense", "not translated", "use eagle3"),
+        ("eagle1:folder", "not translated", "use eagle3"),
         ("lookup:2,3", "not MAX or MAX,MIN", "lookup:4,2"),
         ("lookup:a", "not MAX or MAX,MIN", "lookup:4,2"),
         ("suffix:pool=64", "none by tenant", "pool=0"),
@@ -331,6 +332,12 @@ def test_complaints_name_the_option(capsys: pytest.CaptureFixture[str], argv: li
     assert outcome.code == 2
     assert outcome.error_line.startswith(expected)
     assert outcome.out == ""
+
+
+def test_one_drafter_only(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--target", "a/b", "--drafter", "lookup", "--drafter", "suffix", "--dry-run"]
+    outcome = Cli(capsys)("serve", "--engine", "vllm", *argv)
+    assert (outcome.code, outcome.error_line) == (2, "--drafter: vLLM drafts with one for all requests; give it once")
 
 
 def test_options_of_vllm_need_vllm(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,6 @@ _WHY_NOT = {
     "lookup-tree": "vLLM verifies chains only, no trees",
     "combined": "vLLM runs one drafter only",
     "early-exit": "vLLM cannot draft with the target's own layers",
-    "vocabulary": "it is not translated for vLLM",
 }
 _INSTEAD = "use eagle3:FOLDER, model:NAME, lookup or suffix, or --plain"
 
@@ -112,7 +111,7 @@ def translate(drafter: str, k: int | None, target: Model) -> Speculation:
         "eagle3": _eagle3,
     }
     if name not in known:
-        why = _WHY_NOT.get(name, "vLLM knows no such drafter")
+        why = _WHY_NOT.get(name, "it is not translated for vLLM")
         raise ConfigError(f"{drafter}: {why}", field=SPECULATIVE, remedy=_INSTEAD)
     return known[name](argument, k, target)
 

@@ -25,6 +25,9 @@ ONE_TO_ONE = {
 }
 """Options whose value vLLM takes as it is, handed on where the user gave them."""
 
+OF_OUR_OWN = ("host", "port", "served_name", "drain_timeout", "k", "verify", *ScaleOptions.model_fields)
+"""Options that are translated one by one."""
+
 SWITCHES = {
     "prefix_reuse": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
     "trust_remote_code": ("--trust-remote-code", ""),
@@ -40,6 +43,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "guard_request_waste": (None, "vLLM has no guard", _DROP),
     "guard_tenant_waste": (None, "vLLM has no guard", _DROP),
     "device": ("auto", "vLLM's build decides where it runs", "choose the build with --vllm-python"),
+    "device_map": (None, "vLLM places the model itself", "use --tensor-parallel or --pipeline-parallel"),
     "activations": ("float32", "vLLM does not round inputs of products", _DROP),
     "max_queue": (None, "vLLM's queue has no limit", _PROXY),
     "queue_timeout": (None, "vLLM's queue has no time limit", _PROXY),
@@ -153,6 +157,8 @@ def launch(
 def refuse(given: Mapping[str, Any]) -> None:
     """Raises ConfigError for the first option that asks for what vLLM has not."""
     for field, value in given.items():
+        if field not in (*OF_OUR_OWN, *ONE_TO_ONE, *SWITCHES, *REFUSED):
+            raise ConfigError("is not translated for vLLM", field=field, remedy=_DROP)
         if field in REFUSED:
             harmless, problem, remedy = REFUSED[field]
             if value is not None and value != harmless:
