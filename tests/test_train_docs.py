@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,9 +27,25 @@ TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}
 
 
 def commands() -> list[str]:
-    found = re.findall(r"^\$ (foredraft .+)$", PAGE.read_text("utf-8"), re.M)
-    assert len(found) == 5
+    found = re.findall(r"^\$ ((?:foredraft|torchrun) .+)$", PAGE.read_text("utf-8"), re.M)
+    assert len(found) == 11
     return [command.replace("--steps 2000", "--steps 12") for command in found]
+
+
+def execute(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Runs a command of the page; what it said."""
+    program, *argv = shlex.split(command)
+    if program == "torchrun":
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*start, *argv], env=environment, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stderr)
+        return done.stdout + done.stderr
+    with pytest.raises(SystemExit) as end:
+        run(argv)
+    out, err = capsys.readouterr()
+    assert end.value.code == 0, (command, out, err)
+    return out + err
 
 
 def make_model(folder: Path) -> None:
@@ -53,19 +72,19 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     make_model(tmp_path / "my-model")
     lines = [f"How do I boil {n} eggs?" for n in range(9)] + ['[{"role": "user", "content": "Hello"}]']
     Path("prompts.jsonl").write_text("\n".join(lines))
-    said = []
-    for command in commands():
-        with pytest.raises(SystemExit) as end:
-            run(shlex.split(command)[1:])
-        out, err = capsys.readouterr()
-        assert end.value.code == 0, (command, out, err)
-        said.append(out + err)
-    recorded, trained, checked, generated, exported = said
+    said = [execute(command, capsys) for command in commands()]
+    recorded, trained, checked, generated, exported, small, with_small, *rest = said
+    trained1, checked1, with_eagle1, together = rest
     assert "answer tokens written to data" in recorded
     assert "head written to run/head" in trained
     assert "acceptance by position" in checked
     assert generated.strip()
     assert "my-model-eagle3: EAGLE-3, 257 of 257 tokens, taps 1, 2, 2" in exported
+    assert "draft written to small/draft" in small
+    assert "head written to run1/head" in trained1
+    assert "acceptance by position" in checked1
+    assert with_small == with_eagle1 == generated  # greedy text does not depend on the drafter
+    assert "head written to run2/head" in together
     config = json.loads(Path("my-model-eagle3/config.json").read_text())
     assert config["speculators_config"]["verifier"]["name_or_path"] == "my-org/my-model"
     assert Path("run/history.png").stat().st_size > 1000

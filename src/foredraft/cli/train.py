@@ -16,7 +16,7 @@ from foredraft.cli.help import Command, Group
 from foredraft.cli.options import Given, build, collect, schema_options
 from foredraft.cli.session import DEFAULT_TARGET, JsonOption, LoadOptions, TargetOption, spinner, whole_text
 from foredraft.errors import ConfigError
-from foredraft.train.config import Eagle1Training, EagleTraining
+from foredraft.train.config import DraftTraining, Eagle1Training, EagleTraining
 
 if TYPE_CHECKING:
     from foredraft.models.info import LoadedModel
@@ -104,6 +104,35 @@ def eagle1(
 
     config = build(Eagle1Training, given)
     _train(target, given, minutes, partial(train_eagle1, data=folder, out=out, config=config))
+
+
+@app.command(cls=Command)
+@schema_options({"Training": DraftTraining, "Loading": LoadOptions})
+def draft(
+    out: OutOption,
+    folder: Annotated[
+        Path | None, typer.Option("--data", metavar="FOLDER", help="Folder of recorded answers; or --answers.")
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            "--answers",
+            metavar="FILE",
+            help="Answers that TARGET scores: a JSON list of messages a line, the answer last, or a text a line.",
+        ),
+    ] = None,
+    target: TargetOption = DEFAULT_TARGET,
+    minutes: MinutesOption = None,
+    *,
+    given: Given,
+) -> None:
+    """Distil a small model from TARGET; OUT/draft is what --drafter model:OUT/draft takes."""
+    from foredraft.train.drafts import train_draft
+
+    config = build(DraftTraining, given)
+    if (folder is None) == (answers is None):
+        raise ConfigError("give recorded answers or a file of answers", field="data", remedy="use --data or --answers")
+    _train(target, given, minutes, partial(train_draft, out=out, config=config, data=folder, answers=answers))
 
 
 @app.command(cls=Command)

@@ -98,6 +98,11 @@ class DraftTraining(LoopOptions):
             raise ConfigError(
                 "needs the target's own answers", field="loss", remedy="use kl, reverse-kl or tv with on_policy"
             )
+        both = sorted({"layers", "hidden", "heads", "intermediate"} & self.model_fields_set)
+        if self.first_layers is not None and both:
+            raise ConfigError(
+                "the target's first layers have its sizes", field=both[0], remedy="drop it, or first_layers"
+            )
         if self.hidden % self.heads or self.hidden // self.heads % 2:
             raise ConfigError(
                 f"must be an even multiple of heads (got {self.hidden} for {self.heads})",

@@ -60,7 +60,7 @@ def train_eagle3(
     Raises:
         ConfigError: ``data`` holds no shards, or shards of another target.
     """
-    _check_data(data)
+    check_data(data)
     target, checkpoint = as_decoder(loaded.target), out / "checkpoint.safetensors"
     if checkpoint.exists():
         ids = load_checkpoint(checkpoint)[0]["token_ids"]
@@ -92,7 +92,7 @@ def train_eagle1(
     Returns:
         The folder of the head, in EAGLE's original layout.
     """
-    _check_data(data)
+    check_data(data)
     target = as_decoder(loaded.target)
     layers = target.shape.layers
     shape = _shape(target.shape, (layers,), target.shape.vocab_size, config.heads, config.intermediate)
@@ -121,7 +121,8 @@ def write_history(out: Path, history: Sequence[Measure]) -> None:
         draw_history(history, out / "history.png")
 
 
-def _check_data(data: Path) -> None:
+def check_data(data: Path) -> None:
+    """Raises ConfigError if the folder holds no shards."""
     if not shard_paths(data):
         raise ConfigError(
             f"{data} holds no recorded answers", field="data", remedy="record some with 'foredraft train data'"
