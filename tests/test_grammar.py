@@ -6,13 +6,16 @@ import itertools
 import json
 import math
 import re
+import time
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLParserLimits
 
 from foredraft.config import SamplingParams
 from foredraft.engine.forced import fit_to_grammar, own_verdict
@@ -340,11 +343,44 @@ def test_long_forced_texts_are_not_spelled_out_in_every_step() -> None:
     short, long = (grammar(forcing(), regex=f"(ab){{{n}}}") for n in (20, 2000))
     assert short.forced((), 3)
     assert long.forced((), 3) == []
-    long._matcher = None  # type: ignore[assignment]
-    assert long.forced((), 3) == []  # nor asked for again
+    assert long._forcing._matcher is None  # nor asked for again
 
 
-def test_a_parser_past_its_limits_says_so_and_nothing_of_the_text() -> None:
+@pytest.mark.parametrize("regex", ["(ab){300000}", "(b|(ab){200000})"])
+def test_endless_forced_texts_hold_nobody_up(regex: str) -> None:
+    """The library spells out a forced run whole, which took seconds; its own parser's limits end the search."""
+    asked = grammar(forcing(), regex=regex)
+    asked.commit((0, 1))
+    began = time.process_time()
+    assert asked.forced((), 3) == []
+    assert asked.forced((), 3) == []
+    assert time.process_time() - began < 0.25  # about 0.05 s, where the whole run takes half a second at best
+    assert list(~asked.banned(())) == [True, False, True, False]  # the text itself goes on as before
+    asked.commit((2, 0))
+    assert list(~asked.banned(())) == [False, True, False, False]
+
+
+def test_large_schemas_are_read_or_refused_at_once() -> None:
+    """What is valid and large must work; what would take minutes to read is refused by its field."""
+
+    def optional(n: int) -> dict[str, Any]:
+        properties = {f"{'ab' * (i % 7)}{i}": {"type": "integer"} for i in range(n)}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+
+    vocabulary = GrammarVocabulary([bytes([i]) for i in range(256)])
+    structure = structure_of(SamplingParams(json_schema=optional(1000)))
+    assert structure is not None
+    asked = Grammar(structure, vocabulary, 256)  # four times as many items in a row as the library's limit
+    asked.commit(tuple(b'{"ab'))
+    assert not asked.banned(())[ord("a")]
+    for schema in (optional(2001), {"anyOf": [optional(1500), optional(1501)]}, {"$defs": {"a": optional(9999)}}):
+        with pytest.raises(ConfigError, match="too many properties") as caught:
+            structure_of(SamplingParams(json_schema=schema))
+        assert caught.value.field == "json_schema"
+
+
+def test_a_parser_past_its_limits_says_so_and_nothing_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foredraft.grammar.grammar.LIMITS", LLParserLimits(max_items_in_row=2000))
     count = 2100  # more rules at one place than the parser holds
     rules = "\n".join(f'r{i}: "b" "a"*' for i in range(count))
     asked = grammar(grammar=f'start: "a" ({" | ".join(f"r{i}" for i in range(count))})\n{rules}')

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from foredraft.errors import ConfigError
+from foredraft.grammar.forcing import Forcing
 from foredraft.grammar.source import Structure
 from foredraft.grammar.vocabulary import GrammarVocabulary
 
 Path = tuple[int, ...]
 NEVER = float("-inf")
-_FARTHEST = 2048
-"""Bytes that must come next, up to which they are drafted. Finding them takes time in proportion to their number, in
-every step and while other requests wait, so after a longer run nobody asks again."""
+LIMITS = LLParserLimits(max_items_in_row=20_000, step_max_items=200_000)
+"""Ten and four times the library's own, which an object of 500 optional properties exceeds; 20,000 items take 1 ms."""
 
 
 class Grammar:
@@ -50,14 +50,13 @@ class Grammar:
         end_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.field = structure.field
-        self._matcher = LLMatcher(vocabulary.backend, structure.source, log_level=0)
+        self._matcher = LLMatcher(vocabulary.backend, structure.source, log_level=0, limits=LIMITS)
         if self._matcher.is_error():
             raise ConfigError(f"is refused: {_short(self._matcher.get_error())}", field=self.field)
         self._start = self._matcher.deep_copy()
         self._committed: list[int] = []
         self._width = width
         self._size = vocabulary.size
-        self._forcing = vocabulary.canonical
         self._ends = end_ids
         # Ordinary tokens among the ends (stop_token_ids) may be part of the text, so the grammar decides on them.
         self._end_only = np.array(sorted(end_ids & vocabulary.special), dtype=np.intp)
@@ -65,6 +64,8 @@ class Grammar:
         self._trouble = ""  # the parser's last complaint
         self._banned: dict[Path, NDArray[np.bool_] | None] = {}
         self._buffer = np.zeros(vocabulary.size // 32 + 1, dtype=np.int32)
+        self._forcing = Forcing(structure.source, vocabulary)
+        self.banned(())  # dear where the grammar is large; and what cannot even begin is refused here
 
     def apply(self, scores: NDArray[Any], paths: Sequence[Sequence[int]]) -> None:
         """Bans what the grammar does not admit, in ``scores [n, V]``, in place.
@@ -105,13 +106,9 @@ class Grammar:
 
         Other tokens may spell the same text, so these are a good draft, not the only law.
         """
-        if most < 1 or not self._forcing or not self._walk(tuple(path)):
+        if most < 1 or not self._walk(tuple(path)):
             return []
-        ahead = len(self._matcher.compute_ff_bytes())
-        self._forcing = ahead <= _FARTHEST
-        if not 0 < ahead <= _FARTHEST:
-            return []
-        return [token for token in self._matcher.compute_ff_tokens() if token < self._size][:most]
+        return self._forcing.tokens(path)[:most]
 
     def ended(self, path: Sequence[int] = ()) -> bool:
         """Whether the text is complete after ``path`` and nothing may follow."""
@@ -124,6 +121,7 @@ class Grammar:
             kept = kept[:-1]
         if not self._walk(kept):
             raise ConfigError(self._trouble or "a token was written that it does not admit", field=self.field)
+        self._forcing.commit(kept)
         self._committed += kept
         self._walked = []
         self._banned = {}

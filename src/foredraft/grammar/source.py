@@ -19,6 +19,11 @@ JSON_OPTIONS = {"whitespace_pattern": _SPACE, "json_allow_general_unicode_escape
 """For ``x-guidance`` at the root of a schema."""
 
 
+MOST_PROPERTIES = 2000
+"""Of one object in a schema. The library's time to read an object grows with the square of their number: about a second
+for so many, minutes for ten thousand."""
+
+
 @dataclass(frozen=True, slots=True)
 class Structure:
     """One request's grammar as text.
@@ -73,7 +78,28 @@ def _with_options(schema: Any) -> dict[str, Any]:
         raise ConfigError("no JSON satisfies it", field="json_schema")
     if "x-guidance" in schema:
         raise ConfigError("'x-guidance' is not a keyword of JSON Schema", field="json_schema")
+    _check_size(schema)
     return {**schema, "x-guidance": JSON_OPTIONS}
+
+
+def _check_size(schema: Any) -> None:
+    """Refuses what would take long to read: the sum of squares over all objects is held under one such object's."""
+    squares, most, found = 0, 0, [schema]
+    while found:
+        part = found.pop()
+        if isinstance(part, dict):
+            found += part.values()
+            properties = part.get("properties")
+            n = len(properties) if isinstance(properties, dict) else 0
+            squares, most = squares + n * n, max(most, n)
+        elif isinstance(part, list):
+            found += part
+    if squares > MOST_PROPERTIES**2:
+        raise ConfigError(
+            f"its objects have too many properties (the largest {most})",
+            field="json_schema",
+            remedy=f"at most {MOST_PROPERTIES} in one object, fewer where there are several such objects",
+        )
 
 
 def _frame(params: SamplingParams, special: Mapping[str, int], blanks: bool) -> str:
