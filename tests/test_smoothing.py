@@ -15,7 +15,7 @@ from foredraft.engine.result import StreamToken
 from foredraft.engine.smoothing import Chunks, smooth
 from foredraft.errors import ConfigError
 from foredraft.server.pieces import Piece
-from foredraft.server.smoothing import Smoother, pad
+from foredraft.server.smoothing import PieceSmoother, pad
 from foredraft.testing import ScriptedDrafter
 
 IDS = byte_tokenizer().encode(SENTENCE * 9, special=False)
@@ -85,7 +85,7 @@ STEPS = st.lists(st.integers(0, 6), max_size=12)
 @given(STEPS, st.integers(1, 5))
 def test_pieces_are_the_same_however_steps_cut_them(steps: list[int], size: int) -> None:
     tokens = [StreamToken(i, "plain", "ab"[i % 2] * (i % 3)) for i in range(sum(steps))]
-    smoother, pieces, at = Smoother(size), [], 0
+    smoother, pieces, at = PieceSmoother(size), [], 0
     for i, n in enumerate([*steps, 0]):
         part, at = tokens[at : at + n], at + n
         last = i == len(steps)

@@ -8,7 +8,7 @@ token is seen up to N - 1 tokens later. *When* chunks are sent still depends on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from foredraft.engine.result import StreamDelta, StreamToken
@@ -39,6 +39,26 @@ class Chunks(Generic[T]):
         return chunks
 
 
+class Smoother:
+    """Cuts what steps add to one text into pieces of a constant number of tokens; steps must come in order.
+
+    Args:
+        tokens: Tokens of every piece but the last, at least 1.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._chunks: Chunks[StreamToken] = Chunks(tokens)
+
+    def push(self, text: str, tokens: Sequence[StreamToken], last: bool) -> list[tuple[str, list[StreamToken]]]:
+        """Pieces that are full, as text and tokens; after the ``last`` step all the rest."""
+        held = text[sum(len(token.text) for token in tokens) :]  # came with no token, at the end
+        full = self._chunks.push(tokens, last)
+        texts = ["".join(token.text for token in chunk) for chunk in full]
+        if last:
+            texts[-1] += held
+        return list(zip(texts, full, strict=True))
+
+
 def smooth(stream: Iterable[StreamDelta], tokens: int) -> Iterator[StreamDelta]:
     """The same stream with ``tokens`` tokens a delta, whatever each step wrote.
 
@@ -49,12 +69,8 @@ def smooth(stream: Iterable[StreamDelta], tokens: int) -> Iterator[StreamDelta]:
     Raises:
         ConfigError: ``tokens`` is below 1.
     """
-    chunks: Chunks[StreamToken] = Chunks(tokens)
+    smoother = Smoother(tokens)
     for delta in stream:
-        last = delta.result is not None
-        held = delta.text[sum(len(token.text) for token in delta.tokens) :]  # came with no token, at the end
-        full = chunks.push(delta.tokens, last)
-        for i, chunk in enumerate(full, 1):
-            text = "".join(token.text for token in chunk)
-            end = last and i == len(full)
-            yield StreamDelta(text + held if end else text, chunk, delta.result if end else None)
+        pieces = smoother.push(delta.text, delta.tokens, delta.result is not None)
+        for i, (text, chunk) in enumerate(pieces, 1):
+            yield StreamDelta(text, chunk, delta.result if i == len(pieces) else None)

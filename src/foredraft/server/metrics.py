@@ -10,7 +10,7 @@ from foredraft.engine.engine import Engine
 from foredraft.engine.loop import StepTimes
 from foredraft.engine.request import Request
 from foredraft.server.levels import Levels
-from foredraft.server.runner import Labels
+from foredraft.server.runner import Labels, Wait
 from foredraft.types import StepRecord
 
 PREFIX = "foredraft:"
@@ -32,7 +32,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.engine = engine
         self.model = model
-        self._last: dict[int, float] = {}
         self._counters()
         self._histograms()
         self._gauges(version)
@@ -106,16 +105,10 @@ class Metrics:
             self.step_seconds.labels(self.model, part).observe(seconds)
         self.step_rows.labels(self.model).observe(times.rows)
 
-    def advanced(self, labels: Labels, request: Request, tokens: int, steps: Sequence[StepRecord]) -> None:
+    def advanced(self, labels: Labels, request: Request, tokens: int, steps: Sequence[StepRecord], wait: Wait) -> None:
         by = (self.model, labels.drafter, labels.tenant_class)
-        now = self.engine.clock()
         self.generated.labels(*by).inc(tokens)
-        last = self._last.get(id(request))
-        if last is None:
-            self.ttft.labels(*by).observe(now - request.submitted_at)
-        else:
-            self.itl.labels(*by).observe(now - last)
-        self._last[id(request)] = now
+        (self.ttft if wait.first else self.itl).labels(*by).observe(wait.seconds)
         self.steps.labels(*by).inc(len(steps))
         for step in steps:
             self.k.labels(*by).observe(step.drafted)
@@ -128,7 +121,6 @@ class Metrics:
 
     def finished(self, labels: Labels, request: Request) -> None:
         by = (self.model, labels.drafter, labels.tenant_class)
-        self._last.pop(id(request), None)
         result = request.result(0.0)
         self.finished_by.labels(*by, result.finish_reason).inc()
         self.prompt_tokens.labels(*by).inc(result.usage.prompt_tokens)

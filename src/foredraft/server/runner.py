@@ -39,12 +39,27 @@ class Labels:
     category: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long a reader waited for a delivery.
+
+    Attributes:
+        first: Since the request arrived; else since the delivery before.
+        seconds: By the engine's clock.
+    """
+
+    first: bool
+    seconds: float
+
+
 class Observer(Protocol):
     """Who is told what the engine did, in the engine's thread."""
 
     def step(self, times: StepTimes, engine: Engine) -> None: ...
 
-    def advanced(self, labels: Labels, request: Request, tokens: int, steps: Sequence[StepRecord]) -> None: ...
+    def advanced(
+        self, labels: Labels, request: Request, tokens: int, steps: Sequence[StepRecord], wait: Wait
+    ) -> None: ...
 
     def finished(self, labels: Labels, request: Request) -> None: ...
 
@@ -61,6 +76,7 @@ class Followed:
     text: int = 0
     tokens: int = 0
     steps: int = 0
+    delivered_at: float | None = None
 
 
 class Runner:
@@ -205,7 +221,10 @@ class Runner:
             len(request.stats.trace),
         )
         if tokens or steps:
-            self._tell(lambda observer: observer.advanced(one.labels, request, len(tokens), steps))
+            now, before = self.engine.clock(), one.delivered_at
+            wait = Wait(before is None, now - (request.submitted_at if before is None else before))
+            one.delivered_at = now
+            self._tell(lambda observer: observer.advanced(one.labels, request, len(tokens), steps, wait))
         if request.finished_at is not None:
             piece.result = request.result(0.0)
         return piece

@@ -8,45 +8,40 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from foredraft.engine.result import StreamToken, TokenLogprob
-from foredraft.engine.smoothing import Chunks
+from foredraft.engine.result import TokenLogprob
+from foredraft.engine.smoothing import Chunks, Smoother
 from foredraft.server.pieces import Piece
 
 
-class Smoother:
-    """Smooths the pieces of one answer; pieces must come in order.
+class PieceSmoother:
+    """Smooths the pieces of one answer, log-probabilities included.
 
     Args:
         tokens: Tokens of every piece but the last, at least 1.
     """
 
     def __init__(self, tokens: int) -> None:
-        self._tokens: Chunks[StreamToken] = Chunks(tokens)
+        self._texts = Smoother(tokens)
         self._logprobs: Chunks[TokenLogprob] = Chunks(tokens)
 
     def push(self, piece: Piece) -> list[Piece]:
         """Pieces that are full; after one with a result, all the rest."""
         last = piece.result is not None
-        tail = piece.text[sum(len(token.text) for token in piece.tokens) :]
-        tokens, logprobs = self._tokens.push(piece.tokens, last), self._logprobs.push(piece.logprobs, last)
-        pieces = [
-            Piece("".join(token.text for token in chunk), chunk, logprobs[i] if i < len(logprobs) else [])
-            for i, chunk in enumerate(tokens)
-        ]
+        logprobs = iter(self._logprobs.push(piece.logprobs, last))
+        pieces = [Piece(*each, next(logprobs, [])) for each in self._texts.push(piece.text, piece.tokens, last)]
         if last:
-            pieces[-1].text += tail
             pieces[-1].result = piece.result
         return pieces
 
 
 async def smooth(pieces: AsyncIterator[tuple[int, Piece]], tokens: int) -> AsyncGenerator[tuple[int, Piece], None]:
     """Smooths the pieces of several answers, each for itself; ``tokens = 0`` changes nothing."""
-    smoothers: dict[int, Smoother] = {}
+    smoothers: dict[int, PieceSmoother] = {}
     async for choice, piece in pieces:
         if not tokens:
             yield choice, piece
             continue
-        for smoothed in smoothers.setdefault(choice, Smoother(tokens)).push(piece):
+        for smoothed in smoothers.setdefault(choice, PieceSmoother(tokens)).push(piece):
             yield choice, smoothed
 
 

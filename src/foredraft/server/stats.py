@@ -16,7 +16,7 @@ from foredraft.engine.stats import SpecStats
 from foredraft.server.ceiling import Ceiling
 from foredraft.server.history import History, Key, pooled
 from foredraft.server.levels import Levels
-from foredraft.server.runner import Labels
+from foredraft.server.runner import Labels, Wait
 from foredraft.types import StepRecord
 
 WINDOW = 30
@@ -62,7 +62,6 @@ class LiveStats:
         self._finished: Counter[str] = Counter()
         self._ttft: deque[float] = deque(maxlen=LATENCIES)
         self._itl: deque[float] = deque(maxlen=LATENCIES)
-        self._last: dict[int, float] = {}
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
         self._warned = False
 
@@ -73,8 +72,7 @@ class LiveStats:
             self._warned = True
             self.event("speculation_does_not_pay", engine.watch.message)
 
-    def advanced(self, labels: Labels, request: Request, tokens: int, steps: Sequence[StepRecord]) -> None:
-        now = self.engine.clock()
+    def advanced(self, labels: Labels, request: Request, tokens: int, steps: Sequence[StepRecord], wait: Wait) -> None:
         with self._lock:
             key = (labels.drafter, self._category(labels.category))
             second = self._second()
@@ -83,13 +81,10 @@ class LiveStats:
             self.history.add(key, tokens, steps)
             for counts in (self._total, second.counts):
                 counts.setdefault(key, Counter()).update(steps)
-            last = self._last.get(id(request))
-            (self._ttft if last is None else self._itl).append(now - (request.submitted_at if last is None else last))
-            self._last[id(request)] = now
+            (self._ttft if wait.first else self._itl).append(wait.seconds)
 
     def finished(self, labels: Labels, request: Request) -> None:
         with self._lock:
-            self._last.pop(id(request), None)
             self._finished[request.finish_reason or "error"] += 1
         if request.error is not None:
             self.event("request_failed", type(request.error).__name__, request.id)
