@@ -10,6 +10,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from server_figures import attack, serving, soak
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 START, END = "<!-- figures:start -->", "<!-- figures:end -->"
@@ -211,6 +213,9 @@ def main() -> None:
         ("law", law),
         ("overhead", overhead),
         ("article", article),
+        ("serving", serving),
+        ("soak", soak),
+        ("attack", attack),
     ):
         data = load(name)
         if data is not None:

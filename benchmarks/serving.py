@@ -35,8 +35,8 @@ from traffic import Child, Outcome, answering, free_port, histogram, quantiles, 
 from foredraft.bench.environments import UnavailableError, home, python_of, ready
 from foredraft.bench.weights import dense_folder
 
-LOADING = 300.0
-"""Seconds that somebody else's server has to load its model."""
+LOADING = 600.0
+"""Seconds that somebody else's server has to load its model; the first time it compiles, too."""
 FEWEST = 12
 """Requests of the smallest cell."""
 
@@ -92,6 +92,7 @@ async def vllm(args: argparse.Namespace, mode: str) -> AsyncIterator[Served]:
     words += ["--served-model-name", "m", "--dtype", args.vllm_dtype, "--max-model-len", "2048", "--port", str(port)]
     words += ["--max-num-seqs", str(args.batch), "--no-enable-prefix-caching", "--host", "127.0.0.1"]
     words += ["--gpu-memory-utilization", "0.1", "--generation-config", "vllm"]
+    words += ["--distributed-executor-backend", "uni"]
     if mode != "plain":
         words += ["--speculative-config", json.dumps(SPECULATION[mode])]
     settings = {

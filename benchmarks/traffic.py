@@ -57,6 +57,7 @@ class Child:
             stderr=subprocess.STDOUT if self._log else subprocess.PIPE,
             text=True,
             start_new_session=True,
+            cwd=log.parent if log is not None else None,  # modules of this folder must not stand before its own
             env=os.environ | environment,
         )
 
