@@ -14,8 +14,8 @@ def soak(data: dict[str, Any]) -> list[str]:
     drafters = ", ".join(f"`{name}`" for name in settings["drafters"])
     lines = [
         f"**Soak.** `python benchmarks/soak.py`: {minutes:.0f} minutes, {settings['clients']} clients of mixed kinds "
-        f"with random aborts, {settings['batch']} slots, {settings['target']}; plain and speculative servers ({drafters}, "
-        "chosen by request) in turn. *Wrong* is a greedy answer that is not, token for token, what plain decoding of "
+        f"with random aborts, {settings['batch']} slots, {settings['target']}; plain and speculative servers "
+        f"({drafters}, chosen by request) in turn. *Wrong* is a greedy answer that is not, token for token, what plain decoding of "
         "that prompt alone writes.",
         "",
         "| server | requests | aborted | compared | wrong | failed | left behind: requests, slots, bytes | tokens/s "
@@ -57,7 +57,8 @@ def serving(data: dict[str, Any]) -> list[str]:
     modes = list(dict.fromkeys(mode for row in best.values() for mode in row))
     lines = [
         f"**Serving.** `python benchmarks/serving.py`: greedy streams of {settings['tokens']} tokens, "
-        f"{settings['target']}, at most {settings['batch']} decoded together; servers in turn, the others held; best of its repeats. Ours: "
+        f"{settings['target']}, at most {settings['batch']} decoded "
+        f"together; servers in turn, the others held; best of its repeats. Ours: "
         f"{settings['activations']} activations, drafter `{settings['drafter']}`. vLLM's CPU build: the same weights "
         f"dequantised, in {settings['vllm_dtype']}.",
         "",
