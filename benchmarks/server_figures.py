@@ -15,8 +15,8 @@ def soak(data: dict[str, Any]) -> list[str]:
     lines = [
         f"**Soak.** `python benchmarks/soak.py`: {minutes:.0f} minutes, {settings['clients']} clients of mixed kinds "
         f"with random aborts, {settings['batch']} slots, {settings['target']}; plain and speculative servers "
-        f"({drafters}, chosen by request) in turn. *Wrong* is a greedy answer that is not, token for token, what plain decoding of "
-        "that prompt alone writes.",
+        f"({drafters}, chosen by request) in turn. *Wrong* is a greedy answer that is not, token for token, what plain "
+        "decoding of that prompt alone writes.",
         "",
         "| server | requests | aborted | compared | wrong | failed | left behind: requests, slots, bytes | tokens/s "
         "| first token, ms: p50, p99 | next tokens, ms: p50, p99 |",
