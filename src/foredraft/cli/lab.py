@@ -144,3 +144,19 @@ def moe(
     with bars() as progress:
         report = run_moe(out, seed=seed, quick=quick, progress=progress)
     _tell(report.result, report.summary, report.html_path, report.json_path, json)
+
+
+@app.command(cls=Command)
+def load(
+    out: Annotated[Path, _out("out/load")] = Path("out/load"),
+    seed: SeedOption = 0,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Study draft lengths under load: fixed, by request, by batch before drafting and after, for batches of 1 to 32."""
+    _check(out, seed)
+    from foredraft.lab.load import run_load
+
+    with bars() as progress:
+        report = run_load(out, seed=seed, quick=quick, progress=progress)
+    _tell(report.result, report.summary, report.html_path, report.json_path, json)
