@@ -159,7 +159,9 @@ def main() -> None:
     if not ready("vllm"):
         raise SystemExit("vLLM's environment is not here; make it with: foredraft bench --install")
     record = Record("vllm-eagle3", options.fresh)
-    record.data["settings"] = {name: value for name, value in vars(options).items() if name not in ("fresh", "head")}
+    record.data["settings"] = {
+        name: value for name, value in vars(options).items() if name not in ("k", "fresh", "head")
+    }
     figures = compare(record, options)
     print(json.dumps({name: figures[name] for name in ("vllm", "foredraft")}, indent=1))
     print("ratio", figures["ratio_of_mean_acceptance_lengths"], "same text", figures["same_text"])

@@ -255,15 +255,10 @@ def test_values_that_vllm_has_not(field: str, value: str) -> None:
 
 def test_no_option_is_forgotten() -> None:
     """A new option of the server or the engine must be translated or refused: nothing may be ignored."""
-    network = {"host", "port", "served_name", "drain_timeout"}
-    judged = (
-        network
-        | {"k", "verify"}
-        | set(ScaleOptions.model_fields)
-        | set(translate.ONE_TO_ONE)
-        | set(translate.SWITCHES)
-        | set(translate.REFUSED)
-    )
+    with pytest.raises(ConfigError, match="not translated") as error:
+        launch(newest=1)
+    assert error.value.field == "newest"
+    judged = {*translate.OF_OUR_OWN, *translate.ONE_TO_ONE, *translate.SWITCHES, *translate.REFUSED}
     assert set(ServerConfig.model_fields) | set(EngineOptions.model_fields) <= judged
 
 
