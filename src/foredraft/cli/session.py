@@ -39,6 +39,10 @@ class LoadOptions(Schema):
     another."""
     trust_remote_code: bool = False
     """Run Python code that comes with a model; only for models whose code you have read."""
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1
+    """Split the target over so many processes, a GPU each where there are enough; see docs/multi-device.md."""
+    device_map: str | None = None
+    """Distribute the target's layers over devices by transformers: auto, balanced, sequential, or a JSON file."""
 
 
 class EngineOptions(LoadOptions, EngineConfig):

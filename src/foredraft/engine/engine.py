@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from foredraft.config import EngineConfig, SamplingParams, SpeculationConfig
 from foredraft.drafters.base import Drafter, DrafterContext
@@ -25,6 +25,9 @@ from foredraft.errors import ConfigError, RequestFailedError
 from foredraft.kernels import Activations
 from foredraft.models.base import Target
 from foredraft.models.loading import DtypeName, LoadedModel, load_model
+
+if TYPE_CHECKING:
+    from foredraft.models.hf_devices import DeviceMap
 
 log = logging.getLogger("foredraft")
 
@@ -48,6 +51,8 @@ class Engine:
         activations: ``float32``, or ``int16`` or ``int8`` to round what enters products with quantised weights on a
             CPU: faster, and another target by a little (see docs/kernels.md).
         trust_remote_code: Let transformers run code that comes with a model.
+        tensor_parallel: Split the target over so many processes (see docs/multi-device.md).
+        device_map: Distribute the target's layers over several devices, by transformers (see there, too).
         clock: Monotonic seconds, for tests.
         options: Fields of :class:`~foredraft.config.EngineConfig`: ``k``, ``max_k``, ``verify``, ``max_batch``, …
 
@@ -73,6 +78,8 @@ class Engine:
         cache_bytes: int | None = None,
         activations: Activations = "float32",
         trust_remote_code: bool = False,
+        tensor_parallel: int = 1,
+        device_map: DeviceMap | None = None,
         clock: Callable[[], float] = time.perf_counter,
         **options: Any,
     ) -> None:
@@ -87,7 +94,12 @@ class Engine:
                 cache_bytes=cache_bytes,
                 activations=activations,
                 trust_remote_code=trust_remote_code,
+                tensor_parallel=tensor_parallel,
+                device_map=device_map,
             )
+        elif tensor_parallel != 1 or device_map is not None:
+            field = "device_map" if tensor_parallel == 1 else "tensor_parallel"
+            raise ConfigError("the target is loaded already", field=field, remedy="give it to load_model")
         loaded = target if isinstance(target, LoadedModel) else None
         self.target: Target = loaded.target if loaded else target  # type: ignore[assignment]
         self.tokenizer = loaded.tokenizer if loaded else None

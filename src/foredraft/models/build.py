@@ -30,7 +30,7 @@ def build_decoder(
         ModelLoadError: A weight is missing, has the wrong shape or cannot be read.
     """
     with torch.inference_mode(False), torch.no_grad():
-        builder = _Builder(source, shape, dtype, device, make_linear)
+        builder = DecoderBuilder(source, shape, dtype, device, make_linear)
         embedding, layers, final = builder.embedding(), builder.layers(), builder.final_norm()
         head = builder.head(embedding)
     # The default budget is a share of the memory that is free now that the weights are in.
@@ -40,7 +40,9 @@ def build_decoder(
     return Decoder(shape, embedding, layers, final, head, cache, longest)
 
 
-class _Builder:
+class DecoderBuilder:
+    """Reads one weight after another; :mod:`foredraft.models.parallel` reads shares of them."""
+
     def __init__(
         self,
         source: TensorSource,
@@ -101,7 +103,7 @@ class _Builder:
 
     def _linear(self, rows: dict[str, int], width: int, bias: bool) -> Linear:
         """One linear from the named weights stacked; ``rows`` gives each one's output rows."""
-        weights = [require(self._source, _weight_name(name), (count, width)) for name, count in rows.items()]
+        weights = [require(self._source, self._weight_name(name), (count, width)) for name, count in rows.items()]
         biases = [self._vector(name + ".bias", count) for name, count in rows.items()] if bias else None
         return self._make_linear(weights, torch.cat(biases) if biases else None, self._dtype, self._device)
 
@@ -121,6 +123,6 @@ class _Builder:
         exact = torch.promote_types(self._dtype, torch.float32)
         return require(self._source, name, (size,)).dense(exact).to(self._device, copy=True)
 
-
-def _weight_name(name: str) -> str:
-    return name if name.rpartition(".")[2].isdigit() else name + ".weight"
+    @staticmethod
+    def _weight_name(name: str) -> str:
+        return name if name.rpartition(".")[2].isdigit() else name + ".weight"

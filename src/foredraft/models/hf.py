@@ -19,6 +19,7 @@ from foredraft.models.attention import depths, visible
 from foredraft.models.base import ForwardOutput, Segment
 from foredraft.models.experts import PassPrior, prior_of_module
 from foredraft.models.hf_cache import HfCache, cache_factory, windows
+from foredraft.models.hf_devices import DeviceMap, first_device
 from foredraft.models.hf_layers import decoder_layers, watching
 from foredraft.models.hf_limits import cache_argument, context_limit, refuse_encoder_decoder, takes, text_config
 from foredraft.models.hf_load import load_model, quiet_log, quiet_transformers
@@ -53,7 +54,7 @@ class HfTarget:
         self._layers = decoder_layers(model, self.config.num_hidden_layers)
         self._slices = takes(model, "logits_to_keep")
         self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
+        self.device = first_device(model)
         self._vocab_size = int(self.config.vocab_size)
         with quiet_transformers():
             self._vocab_size = self._probe()
@@ -114,7 +115,7 @@ class HfTarget:
                 with watching(self._layers, taps) as kept:
                     logits.append(self._run(segment, step))
                 if taps:
-                    tapped.append(torch.stack([kept[tap][0] for tap in taps], 1))
+                    tapped.append(torch.stack([kept[tap][0].to(self.device) for tap in taps], 1))
             done = True
         except torch.OutOfMemoryError as error:
             raise CacheFullError("the device has no memory left", field="cache_bytes", remedy="lower it") from error
@@ -202,6 +203,7 @@ def load_hf(
     max_context: int | None = None,
     trust_remote_code: bool = False,
     cache_bytes: int = CACHE_BYTES,
+    device_map: DeviceMap | None = None,
 ) -> HfTarget:
     """Loads a causal language model through transformers.
 
@@ -213,6 +215,7 @@ def load_hf(
         max_context: Most tokens a slot can hold; None for what the model can do.
         trust_remote_code: Run model code that comes with the checkpoint. Only for sources that you trust.
         cache_bytes: Most bytes of keys and values of all slots together.
+        device_map: Distributes the layers over devices (instead of ``device``), see docs/multi-device.md.
 
     Raises:
         ModelLoadError: Nothing is there, the hub cannot be reached, or the weights are incomplete.
@@ -220,6 +223,6 @@ def load_hf(
     """
     from foredraft.models.hf_recurrent import RecurrentTarget, has_running_state
 
-    model = load_model(path, dtype, device, trust_remote_code)
+    model = load_model(path, dtype, device, trust_remote_code, device_map=device_map)
     kind = RecurrentTarget if has_running_state(model) else HfTarget
     return kind(model, max_context, cache_bytes)

@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from foredraft.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from foredraft.models.hf_devices import DeviceMap, map_options
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -52,9 +53,14 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def load_model(
-    path: str, dtype: str | torch.dtype, device: str, trust_remote_code: bool, kind: Kind = "causal language model"
+    path: str,
+    dtype: str | torch.dtype,
+    device: str,
+    trust_remote_code: bool,
+    kind: Kind = "causal language model",
+    device_map: DeviceMap | None = None,
 ) -> Any:
-    """The model, on its device (arguments as :func:`foredraft.models.hf.load_hf`)."""
+    """The model, on its device or devices (arguments as :func:`foredraft.models.hf.load_hf`)."""
     where, options = _source(path)
     if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
         raise ConfigError(f"must be auto or one of {', '.join(DTYPES)} (got {dtype!r:.40})", field="dtype")
@@ -63,6 +69,8 @@ def load_model(
         "trust_remote_code": trust_remote_code,
         "output_loading_info": True,
     }
+    if device_map is not None:
+        options |= map_options(device_map)
     with quiet_transformers():
         try:
             model, report = _read(where, options, kind)
@@ -75,7 +83,7 @@ def load_model(
                 field=path,
                 remedy=f"use a complete checkpoint of a {kind}",
             )
-        return model.to(device)
+        return model if device_map is not None else model.to(device)
 
 
 def _read(where: str, options: dict[str, Any], kind: Kind) -> Any:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from foredraft import kernels
-from foredraft.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from foredraft.errors import ConfigError, ForedraftError, ModelLoadError, UnsupportedModelError
 from foredraft.kernels import Activations
 from foredraft.models.build import build_decoder
 from foredraft.models.decoder import Decoder
@@ -32,6 +32,7 @@ from foredraft.models.weights import TensorSource
 
 if TYPE_CHECKING:
     from foredraft.models.hf import HfTarget
+    from foredraft.models.hf_devices import DeviceMap
 
 __all__ = ["DtypeName", "LoadedModel", "ModelInfo", "load_model"]
 
@@ -52,6 +53,8 @@ def load_model(
     activations: Activations = "float32",
     only_drafts: bool = False,
     make_linear: LinearFactory | None = None,
+    tensor_parallel: int = 1,
+    device_map: DeviceMap | None = None,
 ) -> LoadedModel:
     """Loads a model and its tokenizer.
 
@@ -70,6 +73,10 @@ def load_model(
         make_linear: Builds the matrix products, see :mod:`foredraft.models.linear`. None: weights packed in the bits
             that the file holds (:mod:`foredraft.models.packed`) and passes in one call (:mod:`foredraft.models.fused`)
             where a CPU, dtype and compiled kernels allow, else dense ones. To train a model pass ``dense_linear``.
+        tensor_parallel: Split weights and cache over so many processes (see docs/multi-device.md): those that
+            torchrun has started, else others that are started here. Under torchrun only rank 0 returns.
+        device_map: Distribute the layers over several devices: ``auto``, ``balanced``, ``sequential``, a map or a
+            JSON file of one. The model runs through transformers then, whatever its family.
 
     Raises:
         ModelLoadError: It cannot be found or read, is damaged, or lacks a weight.
@@ -84,29 +91,27 @@ def load_model(
         )
     if max_context is not None and max_context < 1:
         raise ConfigError(f"must be at least 1 (got {max_context})", field="max_context")
+    if tensor_parallel < 1 or (tensor_parallel > 1 and make_linear is not None):
+        problem = "takes no products of your own" if tensor_parallel > 1 else "must be at least 1"
+        raise ConfigError(f"{problem} (got {tensor_parallel})", field="tensor_parallel")
     parts = _open(locate(spec))
-    if isinstance(parts.shape, UnsupportedModelError):
-        if layers is not None:
-            raise UnsupportedModelError(
-                f"cannot drop layers of this model ({parts.shape})", field="layers", remedy="use a Llama-family model"
-            )
-        if activations != "float32":
-            raise ConfigError(
-                f"{activations} is not possible for this model ({parts.shape})",
-                field="activations",
-                remedy="use float32",
-            )
-        from foredraft.models.hf import load_hf
-
-        budget = {} if cache_bytes is None else {"cache_bytes": cache_bytes}
-        other = load_hf(str(parts.path), kind, str(where), max_context, trust_remote_code, **budget)
-        return LoadedModel(other, parts.tokenizer(), _adapter_info(parts, other))
+    if device_map is not None or isinstance(parts.shape, UnsupportedModelError):
+        why = "layers on several devices" if device_map is not None else str(parts.shape)
+        given = {"layers": layers is not None, "activations": activations != "float32"}
+        given |= {"tensor_parallel": tensor_parallel > 1, "device": device_map is not None and device != "auto"}
+        return _adapted(parts, kind, where, max_context, cache_bytes, trust_remote_code, device_map, given, why)
     shape = parts.shape if layers is None else parts.shape.truncated(layers)
+    linear = make_linear or _best_linear(kind, where, activations, only_drafts)
+    if tensor_parallel > 1:
+        options = {"dtype": dtype, "device": str(where), "max_context": max_context, "layers": layers}
+        options |= {"spec": str(parts.path), "activations": activations, "only_drafts": only_drafts}
+        target: Decoder = _share(parts, shape, linear, kind, tensor_parallel, cache_bytes, options)
+    else:
+        with _one_thread():
+            target = build_decoder(parts.source(), shape, kind, where, cache_bytes, max_context, linear)
+            if make_linear is None and linear is not dense_linear:
+                target = _fused(target)
     with _one_thread():
-        linear = make_linear or _best_linear(kind, where, activations, only_drafts)
-        target = build_decoder(parts.source(), shape, kind, where, cache_bytes, max_context, linear)
-        if make_linear is None and linear is not dense_linear:
-            target = _fused(target)
         tokenizer = parts.tokenizer()
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ModelLoadError(
@@ -127,6 +132,68 @@ def load_model(
         licence=parts.licence,
     )
     return LoadedModel(target, tokenizer, info)
+
+
+def _share(
+    parts: _Parts,
+    shape: DecoderShape,
+    linear: LinearFactory,
+    dtype: torch.dtype,
+    size: int,
+    cache_bytes: int | None,
+    options: dict[str, Any],
+) -> Decoder:
+    """This process's share of a decoder; ``options`` are for the other processes."""
+    from foredraft.models.parallel import ParallelBuilder, ParallelDecoder, check_processes
+    from foredraft.models.parallel_group import Group
+    from foredraft.models.parallel_launch import load_share
+
+    check_processes(shape, size)
+
+    def build(group: Group) -> ParallelDecoder:
+        with _one_thread():
+            builder = ParallelBuilder(parts.source(), shape, dtype, group.device, linear, group)
+            return ParallelDecoder.build(builder, group, cache_bytes, options["max_context"])
+
+    return load_share(size, options, build)
+
+
+def _adapted(
+    parts: _Parts,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_context: int | None,
+    cache_bytes: int | None,
+    trust_remote_code: bool,
+    device_map: DeviceMap | None,
+    given: dict[str, bool],
+    why: str,
+) -> LoadedModel:
+    """The model through transformers; ``given`` says which options are asked for that it cannot honour."""
+    from foredraft.models.hf import load_hf
+
+    for field, asked in given.items():
+        if asked:
+            raise _NOT_ADAPTED[field](why)
+    budget = {} if cache_bytes is None else {"cache_bytes": cache_bytes}
+    other = load_hf(
+        str(parts.path), dtype, str(device), max_context, trust_remote_code, device_map=device_map, **budget
+    )
+    return LoadedModel(other, parts.tokenizer(), _adapter_info(parts, other))
+
+
+_NOT_ADAPTED: dict[str, Callable[[str], ForedraftError]] = {
+    "layers": lambda why: UnsupportedModelError(
+        f"cannot drop layers of this model ({why})", field="layers", remedy="use a Llama-family model"
+    ),
+    "activations": lambda why: ConfigError(
+        f"only float32 is possible for this model ({why})", field="activations", remedy="use float32"
+    ),
+    "tensor_parallel": lambda why: ConfigError(
+        f"this model cannot be split ({why})", field="tensor_parallel", remedy="give device_map alone"
+    ),
+    "device": lambda why: ConfigError("device_map says where layers lie", field="device", remedy="leave it out"),
+}
 
 
 @dataclass(frozen=True, slots=True)

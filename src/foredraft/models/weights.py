@@ -58,6 +58,11 @@ class Weight:
         stored = self.read_quantised()
         return stored if self.order is None else replace(stored, blocks=stored.blocks[self.order])
 
+    def rows(self, which: Tensor) -> Weight:
+        """Some of its output rows."""
+        order = which if self.order is None else self.order[which]
+        return replace(self, shape=(len(which), *self.shape[1:]), order=order)
+
     def reordered(self, order: Tensor) -> Weight:
         return replace(self, order=order)
 
