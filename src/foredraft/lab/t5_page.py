@@ -211,7 +211,9 @@ def draw_lengths(study: T5Study) -> Figure:
                 _series(axes, row)
         axes.axhline(1, color=PALETTE["ink"], linewidth=1)
         axes.set_title(f"{place[0]}, T = {place[1]:g}")
-        axes.set_ylim(bottom=0)
+        axes.set_xticks([at.k for at in study.rows[0].lengths])
+    highest = max(max(at.measured_interval[1], at.predicted) for row in study.rows for at in row.lengths)
+    panels[0, 0].set_ylim(0, min(1.05 * highest, 8))  # shared by all
     for axes in panels[1]:
         axes.set_xlabel("draft length k")
     for axes in panels[:, 0]:
