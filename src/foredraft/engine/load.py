@@ -15,8 +15,8 @@ anything is drawn, this looks at drafts that have been made. What keeps it lossl
   enumerates both and shows that the latter bends the law.
 - Other requests' drafts are drawn with random numbers of their own; to this request they are like the clock.
 - A request that is greedy or coupled may be cut anywhere, since its text is a function of the target alone.
-- One thing stands outside the argument: a step that finds no room in the cache is begun again from the same numbers, and
-  how many rows it had depends here on what was drawn (see the controller's docstring). Give the cache room enough.
+- One thing stands outside the argument: a step that finds no room in the cache is begun again from the same numbers,
+  and how many rows it had depends here on what was drawn (see the controller's docstring). Give the cache room enough.
 """
 
 from __future__ import annotations
