@@ -27,6 +27,7 @@ from foredraft.engine.request import Request
 from foredraft.engine.scoring import collect, rows_of_a_step, unscored
 from foredraft.errors import CacheFullError, DrafterError, ForedraftError
 from foredraft.models.base import Segment, Target
+from foredraft.sampling.draw import masses
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
 log = logging.getLogger("foredraft")
@@ -183,17 +184,15 @@ class Loop:
             request = work.request
             work.proposed = work.own = work.draft.k
             work.together = len(works)
-            grammar, k = request.law.grammar, request.speculation.k
+            grammar = request.law.grammar
             if grammar and self.drafter is not None and work.complete and request.started and request.drafting:
-                most = self._limit(work) if k == "auto" else min(k, self._limit(work))
-                work.draft, work.own = fit_to_grammar(work.draft, grammar, most)
+                work.draft, work.own = fit_to_grammar(work.draft, grammar, self._limit(work))
 
     def _limit(self, work: Work) -> int:
         """Most tokens worth drafting: the last of the budget is written by the target itself."""
         request = work.request
-        limit = request.remaining - 1
-        if request.speculation.k == "auto":
-            limit = min(limit, request.speculation.max_k)
+        k = request.speculation.k
+        limit = min(request.remaining - 1, request.speculation.max_k if k == "auto" else k)
         if self.target.max_context is not None:
             limit = min(limit, self.target.max_context - len(request.ids))
         limit = max(limit, 0)
@@ -219,16 +218,17 @@ class Loop:
         vocab = self.target.vocab_size
         if draft.parents is not None:
             draft = replace(draft, parents=self._checked_tree(draft))
-        draft = replace(draft, tokens=tuple(map(operator.index, draft.tokens)))  # numpy's integers are no JSON
-        if any(not 0 <= token < vocab for token in draft.tokens):
+        if any(type(token) is not int for token in draft.tokens):  # numpy's integers are no JSON
+            draft = replace(draft, tokens=tuple(map(operator.index, draft.tokens)))
+        if draft.tokens and not (min(draft.tokens) >= 0 and max(draft.tokens) < vocab):
             raise DrafterError(f"proposed a token id outside 0…{vocab - 1}")
         if draft.q is not None and draft.tokens:
             if draft.q.shape != (draft.k, vocab):
                 raise DrafterError(f"q has shape {tuple(draft.q.shape)}, not {(draft.k, vocab)}")
-            sums = draft.q.sum(-1)
-            if not bool(((sums - 1).abs() < 1e-3).all()) or bool((draft.q < 0).any()):
+            sums, least, picked = masses(draft.q, draft.tokens)
+            if not all(abs(mass - 1) < 1e-3 for mass in sums) or not min(least) >= 0:
                 raise DrafterError("q is not a probability distribution")
-            if not all(draft.q[range(draft.k), draft.tokens].tolist()):
+            if not all(picked):
                 raise DrafterError("proposed a token to which q gives no probability")
         return draft
 

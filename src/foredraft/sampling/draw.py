@@ -64,6 +64,14 @@ def draw(p_row: Tensor, u: float) -> int:
     return bisect_right(cdf, u * total, 0, end)
 
 
+def masses(rows: Tensor, tokens: Sequence[int]) -> tuple[list[float], list[float], list[float]]:
+    """Of ``[n, V]`` rows: their sums, their least entries, and those of the first rows at one token each."""
+    if kernel.suits(rows):
+        return kernel.masses(rows, tokens)
+    picked = [float(rows[i, token]) for i, token in enumerate(tokens)]
+    return rows.sum(-1).tolist(), rows.amin(-1).tolist(), picked
+
+
 def race(p_row: Tensor, exponentials: Tensor | NoiseRow) -> int:
     """Draws ``argmin_x E_x / p_x`` over the support, lowest id on ties.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foredraft.errors import ConfigError, DrafterError, NumericalError
 from foredraft.kernels import law as kernel
-from foredraft.sampling.draw import Laws, draw
+from foredraft.sampling.draw import Laws, draw, masses
 from foredraft.types import Draft
 
 _TOLERANCE = 1e-3
@@ -38,7 +38,7 @@ def draft_mass(draft: Draft, vocab_size: int) -> list[float]:
 
 def _target_masses(p: Tensor, tokens: Sequence[int]) -> tuple[list[float], list[float]]:
     """The sum of each row, and the probability of one token in each of the first rows."""
-    sums, picked = _masses(p, tokens)
+    sums, _, picked = masses(p, tokens)
     for row, mass in enumerate(sums):
         if not abs(mass - 1.0) < _TOLERANCE:
             raise NumericalError(f"row {row} of the target's probabilities sums to {mass}", field="p")
@@ -53,20 +53,13 @@ def _draft_masses(draft: Draft, vocab_size: int) -> tuple[list[float], list[floa
         return [1.0] * draft.k, [1.0] * draft.k
     if draft.q.shape != (draft.k, vocab_size):
         raise DrafterError(f"q has shape {tuple(draft.q.shape)}, not ({draft.k}, {vocab_size})", field="q")
-    sums, picked = _masses(draft.q, draft.tokens)
+    sums, _, picked = masses(draft.q, draft.tokens)
     for row, mass in enumerate(sums):
         if not abs(mass - 1.0) < _TOLERANCE:
             raise DrafterError(f"row {row} of q sums to {mass}, so it is not a law", field="q")
         if not picked[row] > 0:
             raise DrafterError(f"token {draft.tokens[row]} was drafted although q gives it no probability", field="q")
     return sums, picked
-
-
-def _masses(rows: Tensor, tokens: Sequence[int]) -> tuple[list[float], list[float]]:
-    if kernel.suits(rows):
-        sums, _, picked = kernel.masses(rows, tokens)
-        return sums, picked
-    return rows.sum(-1).tolist(), [float(rows[i, token]) for i, token in enumerate(tokens)]
 
 
 class Chain:
