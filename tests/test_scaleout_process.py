@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -66,15 +67,21 @@ sys.exit(int(os.environ.get("CODE", "0")))
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
-    """A folder for PYTHONPATH with a package that is called vllm."""
+def installed(tmp_path: Path) -> Iterator[Path]:
+    """A folder for PYTHONPATH with a package that is called vllm; nothing that a test started from it outlives it."""
     site = tmp_path / "site"
     for name in ("vllm", "vllm/entrypoints", "vllm/entrypoints/openai", "vllm/entrypoints/cli"):
         (site / name).mkdir(parents=True)
         (site / name / "__init__.py").write_text("")
     (site / "vllm/entrypoints/openai/api_server.py").write_text(SERVER)
     (site / "vllm/entrypoints/cli/main.py").write_text(SERVER)
-    return site
+    yield site
+    for serving in Serving.started:
+        for _ in range(2):  # the second signal is not to be ignored
+            if serving.process.poll() is None:
+                serving.process.send_signal(signal.SIGTERM)
+                time.sleep(0.3)
+    Serving.started.clear()
 
 
 def metadata(site: Path) -> None:
@@ -85,6 +92,8 @@ def metadata(site: Path) -> None:
 
 class Serving:
     """``foredraft serve --engine vllm`` as a process."""
+
+    started: ClassVar[list[Serving]] = []
 
     def __init__(self, site: Path, *extra: str, **settings: str) -> None:
         self.record = site.parent / "record.json"
@@ -99,6 +108,7 @@ class Serving:
             text=True,
             env=os.environ | {"PYTHONPATH": path, "RECORD": str(self.record)} | settings,
         )
+        self.started.append(self)
         self.log: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
 
