@@ -3,6 +3,7 @@
 Prompts of every category of ``foredraft bench``, none of which the head was trained on; chains of 1, 3 and 5 tokens,
 greedy and at temperature 1 (block verification). The methods take turns prompt by prompt, so that a disturbance meets
 all of them alike. Results go to ``results/eagle.json``, a part a category and temperature; finished parts stay.
+The part "costs of a step" tells what a step of the head takes beside a pass of the target.
 
     python benchmarks/eagle.py [--prompts 4] [--tokens 128] [--head FOLDER] [--activations float32] [--fresh]
 """
@@ -14,12 +15,16 @@ import time
 from itertools import pairwise
 from typing import Any
 
+import torch
 from record import Record
 
 from foredraft import Engine, SamplingParams
 from foredraft.bench.workloads import Prompt, categories, of_category
 from foredraft.config import SpeculationConfig
+from foredraft.drafters.eagle import Eagle3Drafter
+from foredraft.drafters.eagle_head import EagleHead, HeadSegment
 from foredraft.engine.stats import SpecStats
+from foredraft.models.base import Segment
 from foredraft.models.loading import load_model
 
 METHODS = {
@@ -66,6 +71,42 @@ def measure(engines: dict[str, Engine], prompts: list[Prompt], temperature: floa
     return {"prompts": len(prompts), "greedy_texts_that_differ": differ, "methods": rows}
 
 
+def step_costs(engine: Engine, head: EagleHead, context: int = 200, tries: int = 200) -> dict[str, Any]:
+    """Milliseconds, the least of many: a target pass over one row, a step of the head, a whole draft of five tokens.
+
+    They take turns, each behind ``context`` tokens, and a target pass comes before each step, as when drafting.
+    """
+    target, ids, layers = engine.target, [1 + i % 1000 for i in range(context + 1)], head.shape.taps
+    slot, state = target.cache.allocate(), head.new_state()
+    [taps] = target.forward([Segment(slot, ids[:context], logits_from=context)], layers).taps
+    target.cache.commit(slot, context)
+    head.step([HeadSegment(state, ids[1:], taps, logits_from=context)])
+    state.commit(context)
+    feature = head.fuse(taps[-1:])
+
+    def one_pass() -> None:
+        target.forward([Segment(slot, ids[:1])], layers)
+        target.cache.commit(slot, 0)
+
+    runs = {
+        "target_pass_ms": one_pass,
+        "head_step_ms": lambda: head.step([HeadSegment(state, ids[:1], feature)]),
+        "draft_of_5_ms": lambda: head.draft([HeadSegment(state, ids[:1], taps[-1:])], [5]),
+    }
+    least = dict.fromkeys(runs, float("inf"))
+    for _ in range(tries):
+        for name, run in runs.items():
+            if name != "target_pass_ms":
+                one_pass()
+            started = time.perf_counter()
+            run()
+            least[name] = min(least[name], 1e3 * (time.perf_counter() - started))
+            state.drop()
+    target.cache.free(slot)
+    share = least["head_step_ms"] / least["target_pass_ms"]
+    return {**least, "share_of_target_pass": share, "context": context, "threads": torch.get_num_threads()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=4, help="a category")
@@ -84,6 +125,10 @@ def main() -> None:
         for drafter in {drafter for drafter, _ in METHODS.values()}
     }
     engines = {name: made[drafter] for name, (drafter, _) in METHODS.items()}
+    if not record.has("costs of a step"):
+        drafter = made["eagle3"].drafter
+        assert isinstance(drafter, Eagle3Drafter)
+        record.put("costs of a step", step_costs(made["eagle3"], drafter.head))
     for temperature in (0.0, 1.0):
         for category in categories():
             part = f"{category}, T={temperature:g}"

@@ -14,8 +14,10 @@ from foredraft import Engine, SamplingParams
 from foredraft.drafters.eagle import Eagle3Drafter
 from foredraft.drafters.eagle_checkpoint import build_head
 from foredraft.drafters.eagle_head import EagleHead
+from foredraft.drafters.eagle_step import CompiledStep
 from foredraft.errors import VocabularyMismatchError
 from foredraft.models.decoder import Decoder
+from foredraft.sampling import RequestSampler
 from foredraft.testing.stats import two_sample
 from foredraft.train.eagle_net import EagleNet
 
@@ -45,12 +47,49 @@ PROMPTS = [models_support.random_tokens(n, seed=n) for n in (1, 3, 40, 9)]
 
 
 @pytest.mark.parametrize("k", [1, 4, 7])
-def test_greedy_text_is_the_targets(target: Decoder, k: int) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_greedy_text_is_the_targets(target: Decoder, k: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(CompiledStep, "make", lambda *_: None)
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     plain = Engine(target).generate(PROMPTS, params)
     drafted = Engine(target, Eagle3Drafter(head_for(target)), k=k, max_step_tokens=16).generate(PROMPTS, params)
     assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
     assert all(r.stats.num_draft_tokens > 0 for r in drafted)
+
+
+def test_requests_that_draft_in_different_ways_share_a_batch(target: Decoder) -> None:
+    """Likeliest tokens in one call, drawn ones and those under controls step by step; each text is what it is alone."""
+    asked = [
+        SamplingParams(max_tokens=16, ignore_eos=True),
+        SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.9, seed=5),
+        SamplingParams(max_tokens=16, ignore_eos=True, frequency_penalty=1.0),
+        SamplingParams(max_tokens=16, ignore_eos=True),
+    ]
+    plain = [Engine(target).generate([ids], params)[0] for ids, params in zip(PROMPTS, asked, strict=True)]
+    drafted = Engine(target, Eagle3Drafter(head_for(target)), k=4).generate(PROMPTS, asked)
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+    assert all(r.stats.num_draft_tokens > 0 for r in drafted)
+
+
+def test_the_calls_of_a_greedy_request_draft_what_its_draws_would(
+    target: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    quick = Engine(target, Eagle3Drafter(head_for(target)), k=4).generate(PROMPTS, params)
+    monkeypatch.setattr(RequestSampler, "likeliest", False)
+    slow = Engine(target, Eagle3Drafter(head_for(target)), k=4).generate(PROMPTS, params)
+    assert [r.stats.trace for r in quick] == [r.stats.trace for r in slow]
+
+
+def test_a_head_of_nonsense_costs_its_requests_nothing_but_drafts(target: Decoder) -> None:
+    head = head_for(target)
+    head.weights.final_norm.weight.fill_(torch.nan)  # type: ignore[union-attr]
+    head = EagleHead(head.shape, head.weights, head.embed)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    drafted = Engine(target, Eagle3Drafter(head), k=3).generate(PROMPTS, params)
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in Engine(target).generate(PROMPTS, params)]
+    assert all(r.stats.num_draft_tokens == 0 for r in drafted)
 
 
 def test_a_seed_gives_the_text_of_plain_decoding(target: Decoder) -> None:

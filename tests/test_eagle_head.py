@@ -7,8 +7,19 @@ import pytest
 import torch
 
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment, HeadState
+from foredraft.drafters.eagle_step import CompiledStep
+from foredraft.kernels import available
 
 T = 9
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test with the step in one call of the kernels, where there are any, and with that of torch."""
+    if request.param == "torch":
+        monkeypatch.setattr(CompiledStep, "make", lambda *_: None)
+    elif not available():
+        pytest.skip("no compiled kernels")
 
 
 @pytest.fixture

@@ -64,3 +64,52 @@ def test_broken_drafter_logits_are_the_drafters_fault(rule: str, bad: float) -> 
         sampler(rule).draw(LOGITS[None], ())
     with pytest.raises(DrafterError):
         sampler(rule).draw(LOGITS[:-1], ())
+
+
+IDS = torch.tensor([0, 2, 3])
+"""Tokens of a drafter that cannot propose the others."""
+
+
+def wide(logits: torch.Tensor) -> torch.Tensor:
+    rows = torch.full((*logits.shape[:-1], V), -torch.inf)
+    rows[..., IDS] = logits
+    return rows
+
+
+@pytest.mark.parametrize("rule", ["exact", "rejection", "block", "coupled"])
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.7, top_k=2, frequency_penalty=1.5), SamplingParams()])
+def test_logits_of_some_tokens_are_those_of_a_law_without_the_others(rule: str, params: SamplingParams) -> None:
+    logits = torch.randn(40, len(IDS), generator=torch.Generator().manual_seed(8))
+    for row in logits:
+        token, q = sampler(rule, params).draw(row, (3,), IDS)
+        expected, law = sampler(rule, params).draw(wide(row), (3,))
+        assert token == expected
+        assert (q is None and law is None) or torch.equal(q, law)  # type: ignore[arg-type]
+    paths = [(i % V,) for i in range(len(logits))]
+    counts = [1 + i % 4 for i in range(len(logits))]
+    some = sampler(rule, params).children(logits, paths, counts, IDS)
+    every = sampler(rule, params).children(wide(logits), paths, counts)
+    assert [children.tokens for children in some] == [children.tokens for children in every]
+    for mine, theirs in zip(some, every, strict=True):
+        assert mine.weights == pytest.approx(theirs.weights, rel=1e-5)
+        assert (mine.q is None and theirs.q is None) or torch.equal(mine.q, theirs.q)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_broken_logits_of_some_tokens_are_the_drafters_fault(bad: float) -> None:
+    greedy = sampler("exact", SamplingParams())
+    logits = torch.full((2, len(IDS)), bad) if bad < 0 else torch.tensor([[0.0, 1.0, 2.0], [0.0, bad, 2.0]])
+    with pytest.raises(DrafterError):
+        greedy.children(logits, [(), (1,)], [2, 2], IDS)
+    with pytest.raises(DrafterError):
+        greedy.children(torch.zeros(2, V), [(), (1,)], [2, 2], IDS)
+    with pytest.raises(DrafterError):
+        greedy.draw(logits[1], (), IDS)
+
+
+def test_only_what_changes_no_logits_is_the_likeliest() -> None:
+    assert sampler("exact", SamplingParams()).likeliest
+    assert not sampler("exact", SamplingParams(frequency_penalty=1.0)).likeliest
+    assert not sampler("exact", SamplingParams(logit_bias={1: 5.0})).likeliest
+    assert not sampler("block", SamplingParams(temperature=1.0)).likeliest
+    assert not sampler("coupled", SamplingParams(temperature=1.0)).likeliest

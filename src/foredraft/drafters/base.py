@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 class DraftSampler(Protocol):
     """Draws drafted tokens by the request's own law, filters and random stream."""
 
-    def draw(self, logits: Tensor, path: Sequence[int]) -> tuple[int, Tensor | None]:
+    def draw(self, logits: Tensor, path: Sequence[int], ids: Tensor | None = None) -> tuple[int, Tensor | None]:
         """Draws the token that follows ``path``.
 
         Args:
-            logits: ``[V]`` raw logits of the drafter.
+            logits: ``[V]`` raw logits of the drafter, or ``[D]`` of the tokens ``ids``.
             path: Tokens already drafted in this step, in order.
+            ids: ``[D]`` int64, ascending: the only tokens that the drafter can propose; None for all.
 
         Returns:
             The token, and the ``[V]`` post-filter law that it was drawn from: put these rows, stacked, into
@@ -42,13 +43,23 @@ class DraftSampler(Protocol):
     def sampled(self) -> bool:
         """Whether drawn tokens must be proposed, with their q: neither greedy nor coupled."""
 
-    def children(self, logits: Tensor, paths: Sequence[Sequence[int]], counts: Sequence[int]) -> list[Children]:
+    @property
+    def likeliest(self) -> bool:
+        """Whether every draw is the likeliest token by the logits as they are, the lowest id on ties.
+
+        A drafter may then take that token without :meth:`draw`.
+        """
+
+    def children(
+        self, logits: Tensor, paths: Sequence[Sequence[int]], counts: Sequence[int], ids: Tensor | None = None
+    ) -> list[Children]:
         """Drafts ``counts[i]`` different tokens behind ``paths[i]``, for a tree (see docs/trees.md).
 
         Args:
-            logits: ``[n, V]`` raw logits of the drafter behind each path.
+            logits: ``[n, V]`` raw logits of the drafter behind each path, or ``[n, D]`` of the tokens ``ids``.
             paths: Tokens already drafted in this step, in order.
             counts: At least one each. Fixed before it is known what is drawn: no sampled child may be dropped.
+            ids: As in :meth:`draw`.
         """
 
 

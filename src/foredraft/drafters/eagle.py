@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,24 +92,13 @@ class Eagle3Drafter(Drafter):
     def propose_batch(self, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:
         jobs = [self._begin(request, k) if k else None for request, k in zip(requests, ks, strict=True)]
         writing = [job for job in jobs if job is not None]
-        states = [job.segment.state for job in writing]
         try:
-            first = True
-            while writing:
-                logits, hidden = self.head.step([job.segment for job in writing])
-                if first:  # the rows of committed tokens are there to stay
-                    for job in writing:
-                        job.segment.state.commit(len(job.segment.tokens))
-                        job.text.waiting.clear()
-                    first = False
-                writing = [
-                    job
-                    for job, row, feature in zip(writing, logits, hidden, strict=True)
-                    if self._write(job, row[-1], feature[-1:])
-                ]
+            for draft, likeliest in ((self._chains, True), (self._draws, False)):
+                if some := [job for job in writing if job.request.sampler.likeliest is likeliest]:
+                    draft(some)
         finally:
-            for state in states:
-                state.drop()
+            for job in writing:
+                job.segment.state.drop()
         return [NO_DRAFT if job is None else _draft(job) for job in jobs]
 
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
@@ -158,7 +146,7 @@ class Eagle3Drafter(Drafter):
         while states.shape[0] > keep:
             part = states[: min(CHUNK, states.shape[0] - keep)]
             tokens = self._tokens(request, text.state, part.shape[0])
-            self.head.step([HeadSegment(text.state, tokens, self.head.fuse(part), logits_from=len(tokens))])
+            self.head.step([HeadSegment(text.state, tokens, part, logits_from=len(tokens))])
             text.state.commit(len(tokens))
             states = states[part.shape[0] :]
         text.waiting = [states] if states.shape[0] else []
@@ -177,8 +165,34 @@ class Eagle3Drafter(Drafter):
             self._read(request, text, keep=1)
         states = text.waiting[0] if len(text.waiting) == 1 else torch.cat(text.waiting)
         tokens = self._tokens(request, text.state, states.shape[0])
-        segment = HeadSegment(text.state, tokens, self.head.fuse(states), logits_from=len(tokens) - 1)
+        segment = HeadSegment(text.state, tokens, states, logits_from=len(tokens) - 1)
         return _Writing(request, text, k, segment)
+
+    def _chains(self, writing: list[_Writing]) -> None:
+        """Drafts the likeliest tokens."""
+        drafts = self.head.draft([job.segment for job in writing], [job.k for job in writing])
+        for job, tokens in zip(writing, drafts, strict=True):
+            self._commit(job)
+            job.tokens = tokens
+        if not all(drafts):
+            raise DrafterError("the head's logits are no law: a row holds NaN or +inf, or no token", field="logits")
+
+    def _draws(self, writing: list[_Writing]) -> None:
+        """Drafts tokens drawn by each request's own sampler."""
+        first = True
+        while writing:
+            logits, hidden = self.head.step([job.segment for job in writing])
+            if first:
+                for job in writing:
+                    self._commit(job)
+                first = False
+            steps = zip(writing, logits, hidden, strict=True)
+            writing = [job for job, row, feature in steps if self._write(job, row[-1], feature[-1:])]
+
+    def _commit(self, job: _Writing) -> None:
+        """Keeps the rows of committed tokens."""
+        job.segment.state.commit(len(job.segment.tokens))
+        job.text.waiting.clear()
 
     def _write(self, job: _Writing, logits: Tensor, feature: Tensor) -> bool:
         """Draws one token; whether the draft goes on.
@@ -186,7 +200,7 @@ class Eagle3Drafter(Drafter):
         What was drawn stands. A draft ends where the request allows no token that the head can propose.
         """
         try:
-            token, law = job.request.sampler.draw(self._wide(logits[None])[0], job.tokens)
+            token, law = job.request.sampler.draw(logits, job.tokens, self.head.weights.token_ids)
         except DrafterError:
             if not job.tokens and not bool(torch.isfinite(logits).all()):
                 raise
@@ -196,12 +210,6 @@ class Eagle3Drafter(Drafter):
             job.laws.append(law)
         job.segment = HeadSegment(job.segment.state, [token], feature)
         return len(job.tokens) < job.k
-
-    def _wide(self, logits: Tensor) -> Tensor:
-        """``[n, D]`` over the draft vocabulary -> ``[n, V]``; what the head cannot propose stays at -inf."""
-        wide = np.full((logits.shape[0], self.head.shape.vocab), -np.inf, np.float32)
-        wide[:, self.head.weights.token_ids.numpy()] = logits.numpy()  # torch would wake other threads for it
-        return torch.from_numpy(wide)
 
 
 def _draft(job: _Writing) -> Draft:

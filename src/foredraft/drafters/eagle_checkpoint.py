@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.drafters.eagle_head import EagleHead, HeadShape, HeadWeights
+from foredraft.drafters.eagle_step import Table
 from foredraft.errors import ConfigError, ModelLoadError, UnsupportedModelError, VocabularyMismatchError
 from foredraft.kernels import PackedLinear, available
 from foredraft.models.base import Target
@@ -186,7 +187,12 @@ def expected_sizes(shape: HeadShape) -> dict[str, tuple[int, ...]]:
 
 
 def build_head(
-    shape: HeadShape, tensors: Mapping[str, Tensor], ids: Tensor, embed: Callable[[Tensor], Tensor], bits: int = 8
+    shape: HeadShape,
+    tensors: Mapping[str, Tensor],
+    ids: Tensor,
+    embed: Callable[[Tensor], Tensor],
+    bits: int = 8,
+    table: Table | None = None,
 ) -> EagleHead:
     """Packs weights for drafting.
 
@@ -196,6 +202,7 @@ def build_head(
         ids: ``[D]`` the target's id of each draft token.
         embed: The target's embedding.
         bits: 4, 8 or 32: how many the packed weights keep. Rounding can cost acceptance, never exactness.
+        table: What ``embed`` looks up, if it is packed.
 
     Raises:
         ModelLoadError: A tensor is missing or has another size.
@@ -225,13 +232,15 @@ def build_head(
         lm_head=product("lm_head"),
         token_ids=ids,
     )
-    return EagleHead(shape, weights, embed)
+    return EagleHead(shape, weights, embed, table)
 
 
 def packed_product(weight: Tensor, bits: int) -> Linear:
     """One product ``[out, in]``, of whose weights ``bits`` (4, 8 or 32) each are kept where there are kernels."""
-    if not available() or bits == 32 or weight.shape[1] % 32:
+    if not available():
         return DenseLinear(weight)
+    if bits == 32 or weight.shape[1] % 32:
+        return PackedLinear.from_float(weight)
     import gguf
 
     kind, inputs = ("Q4_1", "int8") if bits == 4 else ("Q8_0", "int16")
@@ -252,10 +261,10 @@ def load_head(path: Path, target: Target) -> EagleHead:
     check_target(shape, target)
     ids = token_ids(checkpoint, shape)
     own = checkpoint.tensors.get("embed_tokens.weight")
-    embed = getattr(target, "embed", None)
+    embed, table = getattr(target, "embed", None), getattr(target, "embedding_rows", None)
     if own is not None and tuple(own.shape) == (shape.vocab, shape.hidden):
-        table = own.float()
-        embed = lambda tokens: functional.embedding(tokens, table)  # noqa: E731
+        rows = PackedLinear.from_float(own, dtype="bfloat16" if own.dtype == torch.bfloat16 else "float32")
+        embed, table = rows.rows, (rows, 1.0)
     if embed is None:
         raise ModelLoadError(
             "has no embed_tokens, and the target does not lend its embedding",
@@ -263,7 +272,7 @@ def load_head(path: Path, target: Target) -> EagleHead:
             remedy="export the head with its embedding",
         )
     _check_mark(checkpoint, embed, shape)
-    return build_head(shape, checkpoint.tensors, ids, embed)
+    return build_head(shape, checkpoint.tensors, ids, embed, table=table)
 
 
 def embedded_head(target: Target) -> EagleHead:

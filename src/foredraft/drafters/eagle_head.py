@@ -8,181 +8,46 @@ further on (EAGLE, Li 2024, arXiv 2401.15077; EAGLE-3, Li 2025, arXiv 2503.01840
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foredraft.models.linear import Linear
+from foredraft.drafters.eagle_parts import HeadSegment, HeadShape, HeadState, HeadWeights
+from foredraft.drafters.eagle_step import CompiledStep, Table
 from foredraft.models.norm import RMSNorm
 from foredraft.models.rope import RopeTable, rotate
-from foredraft.models.shape import Rope
+
+__all__ = ["ALONE", "EagleHead", "HeadSegment", "HeadShape", "HeadState", "HeadWeights"]
 
 ALONE = 32
 """Rows up to which a step is left to one thread: sharing its many small products out takes longer than doing them."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadShape:
-    """Sizes and switches of a head.
-
-    Attributes:
-        taps: Target layers that the features are made of, low to high (0 = embedding, i = output of layer i).
-        target_hidden: Width of the target's hidden states.
-        hidden: ``d``, width of the head.
-        vocab: ``V``, the target's vocabulary.
-        draft_vocab: ``D <= V`` tokens that the head can propose.
-        norm_before_residual: The residual sum starts from the normed feature, not from the feature itself.
-        max_positions: Longest text that it was made for.
-    """
-
-    taps: tuple[int, ...]
-    target_hidden: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    draft_vocab: int
-    norm_eps: float
-    rope: Rope
-    max_positions: int
-    norm_before_residual: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HeadWeights:
-    """The head's products and norms; every product maps float32 rows to float32 rows.
-
-    Attributes:
-        fc: ``len(taps) * target_hidden -> d``.
-        input_norm, hidden_norm, final_norm: None in a head that has none (EAGLE-1).
-        qkv: ``2 d -> (heads + 2 kv_heads) * head_dim``.
-        gate_up: ``d -> 2 * intermediate``, gate first.
-        lm_head: ``d -> D``.
-        token_ids: ``[D]`` int64, increasing: the target's id of each draft token.
-    """
-
-    fc: Linear
-    input_norm: RMSNorm | None
-    hidden_norm: RMSNorm | None
-    qkv: Linear
-    out: Linear
-    mlp_norm: RMSNorm
-    gate_up: Linear
-    down: Linear
-    final_norm: RMSNorm | None
-    lm_head: Linear
-    token_ids: Tensor
-
-
-class HeadState:
-    """Keys and values of one text inside the head: committed rows, then pending ones that may be dropped.
-
-    Attributes:
-        length: Committed rows.
-        position: Position of the feature of the next committed row; counts rows that were skipped, too.
-    """
-
-    def __init__(self, shape: HeadShape, capacity: int = 256) -> None:
-        self.length = 0
-        self.position = 0
-        self._pending: list[tuple[int, int]] = []  # parent and depth of each pending row
-        self._kv = torch.empty(2, shape.kv_heads, capacity, shape.head_dim)
-
-    @property
-    def pending(self) -> int:
-        """Rows that :meth:`EagleHead.step` has added since the last :meth:`commit` or :meth:`drop`."""
-        return len(self._pending)
-
-    def commit(self, rows: int) -> None:
-        """Keeps the first ``rows`` pending rows, which must be a chain, and drops the others."""
-        self.length += rows
-        self.position += rows
-        self._pending.clear()
-
-    def drop(self) -> None:
-        """Drops all pending rows."""
-        self._pending.clear()
-
-    def skip(self, rows: int) -> None:
-        """Goes ``rows`` positions on without keys: the target's states there are not known."""
-        self.position += rows
-
-    def copy(self, length: int, shape: HeadShape) -> HeadState:
-        """A new state with the first ``length`` committed rows of this one. Only for states that skipped nothing."""
-        state = HeadState(shape, max(256, length + 64))
-        state._kv[:, :, :length] = self._kv[:, :, :length]
-        state.length = state.position = length
-        return state
-
-    def add(self, keys: Tensor, values: Tensor, parents: Sequence[int], depths: Sequence[int]) -> Tensor:
-        """Stores new pending rows; returns ``[2, kv_heads, length + pending, head_dim]``."""
-        start = self.length + len(self._pending)
-        end = start + keys.shape[0]
-        if end > self._kv.shape[2]:
-            grown = self._kv.new_empty(2, self._kv.shape[1], max(2 * self._kv.shape[2], end), self._kv.shape[3])
-            grown[:, :, :start] = self._kv[:, :, :start]
-            self._kv = grown
-        self._kv[0, :, start:end] = keys.transpose(0, 1)
-        self._kv[1, :, start:end] = values.transpose(0, 1)
-        self._pending.extend(zip(parents, depths, strict=True))
-        return self._kv[:, :, :end]
-
-    def depth(self, parent: int) -> int:
-        """Depth of a row under pending row ``parent`` (-1: the last committed row)."""
-        return 0 if parent < 0 else self._pending[parent][1] + 1
-
-    def mask(self, rows: int) -> Tensor | None:
-        """``[rows, length + pending]``: what the last ``rows`` pending rows see. None if each sees all of it."""
-        first, total = len(self._pending) - rows, self.length + len(self._pending)
-        if all(parent == i - 1 for i, (parent, _) in enumerate(self._pending)):
-            return None if rows == 1 else torch.ones(rows, total, dtype=torch.bool).tril(total - rows)
-        visible = torch.zeros(rows, total, dtype=torch.bool)
-        visible[:, : self.length] = True
-        for row in range(rows):
-            node = first + row
-            while node >= 0:
-                visible[row, self.length + node] = True
-                node = self._pending[node][0]
-        return visible
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSegment:
-    """The rows of one text in one call of :meth:`EagleHead.step`.
-
-    Attributes:
-        state: Its keys and values; the rows are added to its pending ones.
-        tokens: ``n >= 1`` ids (the target's): row i joins ``features[i]`` with ``tokens[i]``.
-        features: ``[n, d]`` float32: fused taps, or the ``hidden`` row of the node's parent.
-        parents: For each row the pending row that it follows, counted from the state's first pending row, ``-1``
-            for the last committed row. None: each follows the row before it.
-        logits_from: Logits are wanted from this row on.
-    """
-
-    state: HeadState
-    tokens: Sequence[int]
-    features: Tensor
-    parents: Sequence[int] | None = None
-    logits_from: int = 0
-
-
 class EagleHead:
     """A head ready to draft.
 
+    A step is one call of the compiled kernels where all products are packed for them, else many calls of torch.
+
     Args:
         embed: The target's ``[n]`` int64 ids -> ``[n, d]`` embeddings.
+        table: The same as packed rows and a factor, if there are such; whole drafts are then one call.
     """
 
-    def __init__(self, shape: HeadShape, weights: HeadWeights, embed: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        shape: HeadShape,
+        weights: HeadWeights,
+        embed: Callable[[Tensor], Tensor],
+        table: Table | None = None,
+    ) -> None:
         self.shape = shape
         self.weights = weights
         self.embed = embed
         self._rope = RopeTable(shape.rope, torch.float32, torch.device("cpu"))
+        self._compiled = CompiledStep.make(shape, weights, table)
 
     def new_state(self) -> HeadState:
         """The state of an empty text."""
@@ -202,26 +67,66 @@ class EagleHead:
             For each segment logits ``[n - logits_from, D]`` over the draft vocabulary, and hidden ``[n, d]``, which
             is the feature of each row's children; both float32.
         """
-        with _threads(sum(len(segment.tokens) for segment in segments)):
+        rows = sum(len(segment.tokens) for segment in segments)
+        if self._compiled is not None:
+            return self._compiled.step(segments, self.embed, 1 if rows <= ALONE else torch.get_num_threads())
+        with _threads(rows):
             return self._step(segments)
+
+    @torch.inference_mode()
+    def draft(self, segments: Sequence[HeadSegment], counts: Sequence[int]) -> list[list[int]]:
+        """A step, and a greedy chain behind the last row of each segment.
+
+        Only the segments' own rows stay pending.
+
+        Args:
+            segments: Their texts have no trees.
+            counts: How many tokens to draft, at least one each.
+
+        Returns:
+            For each segment up to ``counts[i]`` of the target's ids, each the likeliest that the head can propose, the
+            lowest id on ties; fewer where logits are not finite.
+        """
+        if self._compiled is not None and self._compiled.drafts:
+            rows = sum(len(segment.tokens) for segment in segments)
+            return self._compiled.draft(segments, counts, 1 if rows <= ALONE else torch.get_num_threads())
+        drafted: list[list[int]] = [[] for _ in segments]
+        own = [segment.state.pending + len(segment.tokens) for segment in segments]
+        writing = list(enumerate(segments))
+        while writing:
+            following = []
+            steps = zip(writing, *self.step([segment for _, segment in writing]), strict=True)
+            for (i, segment), logits, hidden in steps:
+                row = logits[-1].numpy()  # torch's argmax is nine times slower on a CPU
+                best = int(row.argmax())
+                if not math.isfinite(row[best]):
+                    continue
+                drafted[i].append(int(self.weights.token_ids[best]))
+                if len(drafted[i]) < counts[i]:
+                    following.append((i, HeadSegment(segment.state, drafted[i][-1:], hidden[-1:])))
+            writing = following
+        for segment, pending in zip(segments, own, strict=True):
+            segment.state.shorten(pending)
+        return drafted
 
     def _step(self, segments: Sequence[HeadSegment]) -> tuple[list[Tensor], list[Tensor]]:
         w, shape = self.weights, self.shape
         tokens = torch.tensor([token for segment in segments for token in segment.tokens])
-        features = [segment.features for segment in segments]
+        features = [self.fuse(s.features) if s.features.dim() == 3 else s.features for s in segments]
         feature = features[0] if len(features) == 1 else torch.cat(features)
-        parents = [_parents(segment) for segment in segments]
-        depths = [_depths(segment.state, own) for segment, own in zip(segments, parents, strict=True)]
-        places = [s.state.position + depth for s, own in zip(segments, depths, strict=True) for depth in own]
+        parents = [segment.above() for segment in segments]
+        places = [
+            s.state.position + depth for s, own in zip(segments, parents, strict=True) for depth in s.state.depths(own)
+        ]
         heads, kv = shape.heads, shape.kv_heads
         joined, rest = self._join(self.embed(tokens).float(), feature)
         qkv = w.qkv(joined).view(-1, heads + 2 * kv, shape.head_dim)
         qk = rotate(qkv[:, : heads + kv], *self._rope(torch.tensor(places), max(places)))
         sizes = [len(own) for own in parents]
         mixed, first = [], 0
-        for segment, own, deep, size in zip(segments, parents, depths, sizes, strict=True):
+        for segment, own, size in zip(segments, parents, sizes, strict=True):
             rows = slice(first, first + size)
-            known = segment.state.add(qk[rows, heads:], qkv[rows, heads + kv :], own, deep)
+            known = segment.state.add(qk[rows, heads:], qkv[rows, heads + kv :], own)
             mixed.append(_attend(qk[rows, :heads], known, segment.state.mask(size), shape))
             first += size
         x = rest + w.out(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
@@ -265,22 +170,6 @@ def _norm(x: Tensor, norm: RMSNorm) -> Tensor:
     """The same as ``norm(x)`` in a third of the time for the few rows of a draft."""
     scale = x.square().mean(-1, keepdim=True).add_(norm.eps).rsqrt_()
     return (x * scale).mul_(norm.weight)
-
-
-def _parents(segment: HeadSegment) -> Sequence[int]:
-    if segment.parents is not None:
-        return segment.parents
-    first = segment.state.pending - 1
-    return range(first, first + len(segment.tokens))
-
-
-def _depths(state: HeadState, parents: Sequence[int]) -> list[int]:
-    """Depth of each new row; a parent may be among the new rows themselves."""
-    known = state.pending
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(state.depth(parent) if parent < known else depths[parent - known] + 1)
-    return depths
 
 
 def _attend(q: Tensor, known: Tensor, mask: Tensor | None, shape: HeadShape) -> Tensor:

@@ -22,9 +22,14 @@ log = logging.getLogger("foredraft")
 
 
 class NodeScorer(Protocol):
-    """A drafter that gives logits behind nodes. Besides this it is told all that a drafter is told."""
+    """A drafter that gives logits behind nodes. Besides this it is told all that a drafter is told.
+
+    Attributes:
+        columns: ``[D]`` int64, ascending: the tokens that it gives logits of; None for the whole vocabulary.
+    """
 
     taps: tuple[int, ...]
+    columns: Tensor | None
 
     def attach(self, context: DrafterContext) -> None: ...
 
@@ -37,10 +42,10 @@ class NodeScorer(Protocol):
     def reset(self) -> None: ...
 
     def roots(self, requests: Sequence[DraftRequest], depth: int) -> list[tuple[Tensor, int] | None]:
-        """``[V]`` logits behind each committed text, and how deep a tree may grow there; None where none may."""
+        """``[V]`` or ``[D]`` logits behind each committed text, and how deep a tree may grow there; else None."""
 
     def behind(self, trees: Sequence[Growth], new: Sequence[int]) -> list[Tensor]:
-        """``[n, V]`` logits behind the last ``n = new[i] >= 1`` scored nodes of each tree."""
+        """``[n, V]`` or ``[n, D]`` logits behind the last ``n = new[i] >= 1`` scored nodes of each tree."""
 
     def finish(self, requests: Sequence[DraftRequest]) -> None:
         """Drops what the drafts have left behind; also after an error."""
@@ -174,9 +179,10 @@ class TreeDrafter(Drafter):
     def _tree(self, request: DraftRequest, k: int, depth: int) -> Growth:
         state = self._states[request.id]
         if self.static or request.sampler.sampled:
-            return StaticGrowth(request, k, best_shape(state.ranks.rates(self.branch), k, min(depth, self.depth)))
+            shape = best_shape(state.ranks.rates(self.branch), k, min(depth, self.depth))
+            return StaticGrowth(request, k, shape, self.scorer.columns)
         floor = state.floor if k == state.planned else 0.0  # a length that was asked for is given in full
-        return DynamicGrowth(request, k, min(depth, self.depth), self.branch, floor)
+        return DynamicGrowth(request, k, min(depth, self.depth), self.branch, floor, self.scorer.columns)
 
     def _level(self, trees: Sequence[Growth]) -> list[Growth]:
         """Grows one level; returns the trees that may grow on.

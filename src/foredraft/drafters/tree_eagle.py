@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foredraft.drafters.base import DraftRequest
 from foredraft.drafters.eagle import Eagle3Drafter
-from foredraft.drafters.eagle_head import HeadSegment, HeadState
+from foredraft.drafters.eagle_head import EagleHead, HeadSegment, HeadState
 from foredraft.drafters.tree_growth import Growth
 
 
@@ -18,11 +18,16 @@ class EagleNodes(Eagle3Drafter):
 
     name = "tree"
 
+    def __init__(self, head: EagleHead) -> None:
+        super().__init__(head)
+        self.columns: Tensor | None = head.weights.token_ids
+        self._features: dict[str, Tensor] = {}
+
     def roots(self, requests: Sequence[DraftRequest], depth: int) -> list[tuple[Tensor, int] | None]:
         jobs = [self._begin(request, depth) for request in requests]
         writing = [job for job in jobs if job is not None]
         found: list[tuple[Tensor, int] | None] = []
-        self._features: dict[str, Tensor] = {}
+        self._features.clear()
         steps = zip(*self.head.step([job.segment for job in writing]), strict=True) if writing else iter(())
         for job in jobs:
             if job is None:
@@ -32,7 +37,7 @@ class EagleNodes(Eagle3Drafter):
             job.segment.state.commit(len(job.segment.tokens))
             job.text.waiting.clear()
             self._features[job.request.id] = hidden[-1:]
-            found.append((self._wide(logits[-1:])[0], depth))
+            found.append((logits[-1], depth))
         return found
 
     def behind(self, trees: Sequence[Growth], new: Sequence[int]) -> list[Tensor]:
@@ -47,7 +52,7 @@ class EagleNodes(Eagle3Drafter):
         logits, hidden = self.head.step(segments)
         for tree, rows in zip(trees, hidden, strict=True):
             self._features[tree.request.id] = torch.cat((self._features[tree.request.id], rows))
-        return [self._wide(rows) for rows in logits]
+        return logits
 
     def finish(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:

@@ -20,13 +20,18 @@ class Growth:
     Nodes whose logits are wanted are *scored*, a level at a time: :meth:`frontier` names them, :meth:`add` takes
     the logits behind them. The committed text is node -1 and scored first.
 
+    Args:
+        depth: Most levels.
+        columns: ``[D]`` the tokens whose logits are scored, None for the whole vocabulary.
+
     Attributes:
         tokens, parents: Of every node so far, as in :class:`~foredraft.types.Draft`.
         scored: Nodes that were scored, in order.
     """
 
-    def __init__(self, request: DraftRequest, depth: int) -> None:
+    def __init__(self, request: DraftRequest, depth: int, columns: Tensor | None = None) -> None:
         self.request = request
+        self._columns = columns
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.scored: list[int] = []
@@ -40,10 +45,10 @@ class Growth:
         return nodes
 
     def add(self, nodes: Sequence[int], logits: Tensor) -> None:
-        """Grows children behind scored nodes, from ``[n, V]`` logits."""
+        """Grows children behind scored nodes, from ``[n, V]`` or ``[n, D]`` logits."""
         self._levels -= 1
         paths = [self.path(node) for node in nodes]
-        grown = self.request.sampler.children(logits, paths, [self._count(node) for node in nodes])
+        grown = self.request.sampler.children(logits, paths, [self._count(node) for node in nodes], self._columns)
         self._last = []
         for node, children in zip(nodes, grown, strict=True):
             for token in children.tokens:
@@ -87,8 +92,16 @@ class DynamicGrowth(Growth):
         floor: Lighter nodes are not worth verifying.
     """
 
-    def __init__(self, request: DraftRequest, k: int, depth: int, branch: int, floor: float = 0.0) -> None:
-        super().__init__(request, min(depth, k))
+    def __init__(
+        self,
+        request: DraftRequest,
+        k: int,
+        depth: int,
+        branch: int,
+        floor: float = 0.0,
+        columns: Tensor | None = None,
+    ) -> None:
+        super().__init__(request, min(depth, k), columns)
         self._k, self._branch, self._floor = k, branch, floor
         self._weights: list[float] = []
 
@@ -123,8 +136,8 @@ class StaticGrowth(Growth):
         k: How many of its first nodes are wanted. There are fewer where a law has fewer tokens than a node wants.
     """
 
-    def __init__(self, request: DraftRequest, k: int, shape: Shape) -> None:
-        super().__init__(request, shape.levels(k))
+    def __init__(self, request: DraftRequest, k: int, shape: Shape, columns: Tensor | None = None) -> None:
+        super().__init__(request, shape.levels(k), columns)
         self._shape, self._k = shape, k
         self._counts = shape.counts(k)
         self._place = {-1: -1}  # of each node in the shape

@@ -23,6 +23,7 @@ class ModelNodes(ModelDrafter):
     """
 
     name = "tree"
+    columns: Tensor | None = None
 
     def roots(self, requests: Sequence[DraftRequest], depth: int) -> list[tuple[Tensor, int] | None]:
         jobs = [self._begin(request, depth) for request in requests]

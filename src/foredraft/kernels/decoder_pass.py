@@ -123,8 +123,8 @@ class DecoderPass:
             embedding_scale=shape.embedding_scale,
             layer=packed,
             final_norm=self._vector(final_norm),
-            embedding=self._product(embedding).part[0],
-            head=self._product(head),
+            embedding=c_product(embedding).part[0],
+            head=c_product(head),
         )
 
     def __call__(
@@ -220,13 +220,6 @@ class DecoderPass:
         self._alive.append(kept)
         return kept.data_ptr()
 
-    def _product(self, linear: PackedLinear) -> CProduct:
-        parts = linear.plan()
-        result = CProduct(in_=linear.in_features, out=linear.out_features, parts=len(parts))
-        for target, (number, weights, out, bias, _) in zip(result.part, parts, strict=False):
-            target.format, target.weights, target.out, target.bias = number, weights, out, bias
-        return result
-
     def _layer(self, layer: PassLayer) -> CLayer:
         self._alive.append(layer)
         return CLayer(
@@ -235,13 +228,22 @@ class DecoderPass:
             post_attn_norm=self._vector(layer.post_attn_norm),
             mlp_norm=self._vector(layer.mlp_norm),
             post_mlp_norm=self._vector(layer.post_mlp_norm),
-            qkv=self._product(layer.qkv),
-            out=self._product(layer.out),
-            gate_up=self._product(layer.gate_up),
-            down=self._product(layer.down),
+            qkv=c_product(layer.qkv),
+            out=c_product(layer.out),
+            gate_up=c_product(layer.gate_up),
+            down=c_product(layer.down),
             window=layer.window or 0,
             rope=layer.rope,
         )
+
+
+def c_product(linear: PackedLinear) -> CProduct:
+    """How the library sees a product; ``linear`` must outlive it."""
+    parts = linear.plan()
+    result = CProduct(in_=linear.in_features, out=linear.out_features, parts=len(parts))
+    for target, (number, weights, out, bias, _) in zip(result.part, parts, strict=False):
+        target.format, target.weights, target.out, target.bias = number, weights, out, bias
+    return result
 
 
 def _check(

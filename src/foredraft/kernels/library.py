@@ -38,6 +38,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fd_pack": (None, [c_int, c_void_p, c_long, c_long, c_void_p]),
     "fd_rows": (None, [c_int, c_void_p, c_long, c_void_p, c_long, c_void_p]),
     "fd_pass": (None, [c_void_p, c_void_p]),
+    "fd_head": (None, [c_void_p, c_void_p]),
     "fd_race": (c_long, [c_void_p, c_int, c_long, c_uint64, c_uint64, c_int, c_int]),
     "fd_uniforms": (None, [c_uint64, c_uint64, c_uint64, c_uint64, c_long, c_void_p]),
     "fd_law": (

@@ -1,4 +1,4 @@
-"""The C structs of ``csrc/pass.h`` and ``csrc/ops.h``, field by field."""
+"""The C structs of ``csrc/pass.h``, ``csrc/ops.h`` and ``csrc/head.h``, field by field."""
 
 from __future__ import annotations
 
@@ -70,5 +70,51 @@ class CPass(Structure):
     ]
 
 
-STRUCTS: tuple[type[Structure], ...] = (CMatrix, CProduct, CLayer, CModel, CSegment, CPass)
+class CHead(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")),
+        *((name, c_int64) for name in ("activations", "norm_before_residual")),
+        *((name, c_float) for name in ("norm_eps", "attention_scale", "table_scale", "unused")),
+        *((name, c_void_p) for name in ("input_norm", "hidden_norm", "mlp_norm", "final_norm")),
+        *((name, CProduct) for name in ("fc", "qkv", "out", "gate_up", "down", "lm_head")),
+        ("table", CMatrix),
+        ("token_ids", c_void_p),
+    ]
+
+
+class CHeadText(Structure):
+    _fields_ = [
+        *(
+            (name, c_int64)
+            for name in ("rows", "committed", "pending", "position", "capacity", "logits_from", "drafts")
+        ),
+        ("cache", c_void_p),
+        ("parents", c_void_p),
+        ("drafted", c_void_p),
+        ("written", c_int64),
+    ]
+
+
+class CHeadStep(Structure):
+    _fields_ = [
+        ("rows", c_int64),
+        ("tokens", c_void_p),
+        ("embedded", c_void_p),
+        ("features", c_void_p),
+        ("fuse", c_int64),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+        ("texts", c_int64),
+        ("text", POINTER(CHeadText)),
+        ("logits", c_void_p),
+        ("hidden", c_void_p),
+        ("threads", c_int64),
+        ("isa", c_int64),
+    ]
+
+
+STRUCTS: tuple[type[Structure], ...] = (
+    *(CMatrix, CProduct, CLayer, CModel, CSegment, CPass),
+    *(CHead, CHeadText, CHeadStep),
+)
 """In the order of ``fd_struct_size``, by which the library's idea of each is checked when it is loaded."""

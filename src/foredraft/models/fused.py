@@ -15,7 +15,8 @@ from foredraft.kernels.linear import PackedLinear
 from foredraft.models.base import ForwardOutput, Segment
 from foredraft.models.decoder import Decoder, Layer
 from foredraft.models.mlp import GatedMlp
-from foredraft.models.shape import DecoderShape, Rope
+from foredraft.models.rope import half_angles
+from foredraft.models.shape import DecoderShape
 
 
 class FusedDecoder(Decoder):
@@ -47,6 +48,11 @@ class FusedDecoder(Decoder):
     def embed(self, tokens: Tensor) -> Tensor:
         """``[N]`` ids -> ``[N, d]`` hidden states that enter the first layer (tap 0), float32."""
         return self._table.rows(tokens) * self.shape.embedding_scale
+
+    @property
+    def embedding_rows(self) -> tuple[PackedLinear, float]:
+        """The packed matrix whose rows are the embeddings, and the factor that they are multiplied with."""
+        return self._table, self.shape.embedding_scale
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> ForwardOutput:
@@ -90,14 +96,8 @@ class FusedDecoder(Decoder):
     def _tables(self, longest: int) -> list[tuple[Tensor, Tensor]]:
         if not self._angles or self._angles[0][0].shape[0] <= longest:
             ropes = (self.shape.rope,) if self.shape.rope_local is None else (self.shape.rope, self.shape.rope_local)
-            self._angles = [_angles(rope, max(256, 2 * longest)) for rope in ropes]
+            self._angles = [half_angles(rope, max(256, 2 * longest)) for rope in ropes]
         return self._angles
-
-
-def _angles(rope: Rope, rows: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``[rows, head_dim/2]`` float32."""
-    angles = torch.arange(rows, dtype=torch.float32)[:, None] * torch.tensor(rope.inverse_frequencies)
-    return angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
 
 
 def _rounded(layer: PassLayer) -> PassLayer:

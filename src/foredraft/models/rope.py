@@ -102,6 +102,12 @@ def _yarn(parameters: Mapping[str, Any], base: float, dim: int, factor: float, o
     return Rope(tuple(inverse.tolist()), float(magnitude))
 
 
+def half_angles(rope: Rope, rows: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[rows, head_dim / 2]`` float32 of positions ``0 … rows-1``, as the compiled kernels read."""
+    angles = torch.arange(rows, dtype=torch.float32)[:, None] * torch.tensor(rope.inverse_frequencies)
+    return angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
+
+
 class RopeTable:
     """Cosines and sines of positions ``0 … n-1``, grown when a longer text comes.
 

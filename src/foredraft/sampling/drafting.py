@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.errors import DrafterError, NumericalError
@@ -49,8 +52,21 @@ class RequestSampler:
         """Whether what is drawn must be proposed: True under the rules that compare p with q."""
         return self._rule in ("rejection", "block")
 
-    def children(self, logits: Tensor, paths: Sequence[Sequence[int]], counts: Sequence[int]) -> list[Children]:
+    @property
+    def likeliest(self) -> bool:
+        """Whether every draw is the likeliest token by the logits as they are, the lowest id on ties."""
+        return self._rule == "exact" and self._law.plain
+
+    def children(
+        self,
+        logits: Tensor,
+        paths: Sequence[Sequence[int]],
+        counts: Sequence[int],
+        ids: Tensor | None = None,
+    ) -> list[Children]:
         """Drafts ``counts[i] >= 1`` different tokens behind ``paths[i]``, from the drafter's logits ``[n, V]``.
+
+        With ``ids`` ``[D]``, ascending, the logits are ``[n, D]``, of those tokens; no other can be drafted.
 
         Greedy requests get the likeliest; coupled ones the first in the race of the position's own noise, which the
         target will run, too; the others independent draws without replacement. What is drawn behind a path depends on
@@ -59,11 +75,10 @@ class RequestSampler:
         Raises:
             DrafterError: The logits are not ``[n, V]``, hold NaN or +inf, or leave no token.
         """
-        if logits.shape != (len(paths), self._law.vocab_size):
-            raise DrafterError(
-                f"the drafter's logits have shape {tuple(logits.shape)}, not {(len(paths), self._law.vocab_size)}",
-                field="logits",
-            )
+        self._check(logits, (len(paths),), ids)
+        if ids is not None and self.likeliest:
+            return self._likeliest(logits, counts, ids.numpy())
+        logits = logits if ids is None else self._wide(logits, ids)
         try:
             law = self._law.confidence if self._rule == "exact" else self._law.probs
             rows = law(logits, paths)
@@ -99,8 +114,10 @@ class RequestSampler:
             laws.append(q)
         return Children(tokens, weights, torch.stack(laws))
 
-    def draw(self, logits: Tensor, path: Sequence[int]) -> tuple[int, Tensor | None]:
+    def draw(self, logits: Tensor, path: Sequence[int], ids: Tensor | None = None) -> tuple[int, Tensor | None]:
         """Draws the token that follows ``path`` from the drafter's logits ``[V]``.
+
+        With ``ids`` ``[D]``, ascending, the logits are ``[D]``, of those tokens; no other can be drafted.
 
         Returns:
             The token, and the ``[V]`` law that it was drawn from; None under the rules that do not ask for one.
@@ -108,10 +125,8 @@ class RequestSampler:
         Raises:
             DrafterError: The logits are not ``[V]``, hold NaN or +inf, or leave no token.
         """
-        if logits.shape != (self._law.vocab_size,):
-            raise DrafterError(
-                f"the drafter's logits have shape {tuple(logits.shape)}, not ({self._law.vocab_size},)", field="logits"
-            )
+        self._check(logits, (), ids)
+        logits = logits if ids is None else self._wide(logits, ids)
         try:
             if self._rule == "exact":
                 return self._law.argmax(logits[None], [path])[0], None
@@ -122,6 +137,28 @@ class RequestSampler:
         if self._rule == "coupled":
             return race(q, self._noise.row(position, q.shape[0])), None
         return draw(q, self._noise.uniform(Purpose.DRAFT, position, self.anchor)), q
+
+    def _likeliest(self, logits: Tensor, counts: Sequence[int], ids: NDArray[Any]) -> list[Children]:
+        """:meth:`children` where the likeliest of ``ids`` are wanted: no number is looked at for the other tokens."""
+        rows = torch.softmax(logits.detach().to("cpu", torch.float32), -1)
+        best = rows.topk(min(max(counts), rows.shape[-1]))
+        if not bool(torch.isfinite(best.values).all()):
+            raise DrafterError("the drafter's logits are no law: a row holds NaN or +inf, or no token", field="logits")
+        return [
+            _possible(ids[tokens[:n]].tolist(), weights[:n])
+            for tokens, weights, n in zip(best.indices.numpy(), best.values.tolist(), counts, strict=True)
+        ]
+
+    def _wide(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """Logits of the whole vocabulary, -inf for all tokens but ``ids``."""
+        wide = np.full((*logits.shape[:-1], self._law.vocab_size), -np.inf, np.float32)
+        wide[..., ids.numpy()] = logits.numpy()  # torch would wake other threads for it
+        return torch.from_numpy(wide)
+
+    def _check(self, logits: Tensor, rows: tuple[int, ...], ids: Tensor | None) -> None:
+        wanted = (*rows, self._law.vocab_size if ids is None else ids.shape[0])
+        if logits.shape != wanted:
+            raise DrafterError(f"the drafter's logits have shape {tuple(logits.shape)}, not {wanted}", field="logits")
 
 
 def _possible(tokens: list[int], weights: list[float]) -> Children:

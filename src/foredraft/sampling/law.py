@@ -81,6 +81,11 @@ class TokenLaw:
     def greedy(self) -> bool:
         return self._params.greedy
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing changes logits before temperature and filters."""
+        return self._plain
+
     def commit(self, tokens: Sequence[int]) -> None:
         """Appends tokens to the output that all later rows follow."""
         self._ids.extend(tokens)

@@ -1,16 +1,6 @@
-// A whole decoder pass in one parallel region. Rows are shared out where they are independent, outputs in the products;
-// no sum is ever split, so neither threads nor company change a bit.
-#include "pass.h"
-
-#include <algorithm>
-#include <deque>
-
-#include "barrier.h"
-#include "linear.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+// A whole decoder pass in one parallel region.
+#include "crew.h"
+#include "head.h"
 
 namespace foredraft {
 namespace {
@@ -20,7 +10,7 @@ constexpr long kRowTile = 16;  // rows of one head that share a reading of keys 
 // Memory of one pass; the caller's thread keeps it for the next.
 struct Workspace {
     std::vector<float> x, h, qkv, mixed, gates, inner;
-    Scratch wide, narrow;
+    Rounded rounded;
 
     void reserve(const Model& m, const Pass& p) {
         const size_t n = static_cast<size_t>(p.rows), width = m.heads * m.head_dim;
@@ -30,23 +20,16 @@ struct Workspace {
         grow(mixed, n * width);
         grow(gates, n * 2 * m.intermediate);
         grow(inner, n * m.intermediate);
-        if (m.activations == kFloat) return;
-        const size_t blocks = n * (std::max({m.hidden, m.intermediate, static_cast<int64_t>(width)}) / 32);
-        wide.reserve(blocks);
-        if (m.activations == kInt8) narrow.reserve(blocks);
-    }
-
-    static void grow(std::vector<float>& v, size_t size) {
-        if (v.size() < size) v.resize(size);
+        rounded.reserve(m.activations, n, std::max({m.hidden, m.intermediate, static_cast<int64_t>(width)}));
     }
 };
 
 // One thread's view of the pass.
-class Worker {
+class Worker : Crew {
   public:
     Worker(const Model& m, const Pass& p, Workspace& w, std::deque<std::atomic<long>>& counters, Barrier& barrier,
            int thread, int team)
-        : m_(m), p_(p), w_(w), counters_(counters), barrier_(barrier), ops_(p.isa == kIsaAvx2 || p.isa == kIsaAvx512 ? kOpsAvx2 : kOpsPortable), thread_(thread), team_(team) {}
+        : Crew(p.isa, m.activations, w.rounded, counters, barrier, thread, team), m_(m), p_(p), w_(w) {}
 
     void run() {
         embed();
@@ -58,21 +41,6 @@ class Worker {
     const Model& m_;
     const Pass& p_;
     Workspace& w_;
-    std::deque<std::atomic<long>>& counters_;
-    Barrier& barrier_;
-    const Ops& ops_;
-    int thread_, team_;
-    size_t stage_ = 0;
-
-    void meet() {
-        if (team_ > 1) barrier_.meet(team_);
-    }
-
-    template <class F>
-    void each_row(long rows, F f) {
-        for (long r = rows * thread_ / team_; r < rows * (thread_ + 1) / team_; ++r) f(r);
-        meet();
-    }
 
     void embed() {
         const long d = m_.hidden;
@@ -91,40 +59,6 @@ class Worker {
         for (long t = 0; t < p_.taps; ++t) {
             if (p_.tap[t] == layer) std::memcpy(p_.tapped + (row * p_.taps + t) * m_.hidden, w_.x.data() + row * m_.hidden, bytes);
         }
-    }
-
-    // Which kinds of rounded activations the parts of a product read, as bits.
-    unsigned kinds(const Product& p) const {
-        unsigned found = 0;
-        for (long i = 0; i < p.parts; ++i) {
-            found |= 1u << usable(static_cast<int>(p.part[i].format), static_cast<int>(m_.activations));
-        }
-        return found & ~(1u << kFloat);
-    }
-
-    Scratch& scratch(int kind) { return kind == kInt8 ? w_.narrow : w_.wide; }
-
-    // Rounds inputs [column, column + count) of one of n rows for `next`, by the thread that has just made them.
-    void round(const Product& next, const float* x, long n, long row, long column, long count) {
-        const unsigned wanted = kinds(next);
-        for (const int kind : {kInt16, kInt8}) {
-            if (wanted & (1u << kind)) {
-                const float* from = x + row * next.in + column;
-                quantise_blocks(static_cast<int>(p_.isa), kind, from, column / 32, count / 32, row, n, scratch(kind));
-            }
-        }
-    }
-
-    // y (+)= x W^T for all parts; x must be complete and rounded, y is complete when this returns.
-    void product(const Product& product, const float* x, long n, float* y, long ldy, bool add) {
-        for (long i = 0; i < product.parts; ++i) {
-            const Matrix& a = product.part[i];
-            const int format = static_cast<int>(a.format), kind = usable(format, static_cast<int>(m_.activations));
-            const Linear l{format, a.weights, a.out, product.in, x, product.in, n, a.bias, y, ldy, static_cast<int>(p_.isa), kind, add};
-            linear_units(l, scratch(kind).view(product.in, n), counters_[stage_++], team_);
-            y += a.out;
-        }
-        meet();
     }
 
     // The norm of every row, rounded for the product that reads it.
@@ -210,20 +144,9 @@ class Worker {
         residual(l.out, w_.mixed.data(), l.post_attn_norm);
         norm(l.mlp_norm, w_.x.data(), l.gate_up, w_.h.data());
         product(l.gate_up, w_.h.data(), p_.rows, w_.gates.data(), 2 * inner, false);
-        gate(l.down, inner);
+        gated(l.down, w_.gates.data(), p_.rows, inner, m_.tanh_gelu != 0, w_.inner.data());
         residual(l.down, w_.inner.data(), l.post_mlp_norm);
         if (p_.taps) each_row(p_.rows, [&](long r) { tap(i + 1, r); });
-    }
-
-    // Slices of 64 numbers (two blocks of activations), so that one row keeps all threads busy.
-    void gate(const Product& next, long inner) {
-        const long slices = (inner + 63) / 64, total = p_.rows * slices;
-        each_row(total, [&](long item) {
-            const long r = item / slices, from = item % slices * 64, n = std::min(64L, inner - from);
-            const float* g = w_.gates.data() + 2 * r * inner + from;
-            ops_.gate(g, g + inner, n, m_.tanh_gelu != 0, w_.inner.data() + r * inner + from);
-            round(next, w_.inner.data(), p_.rows, r, from, n);
-        });
     }
 
     void logits() {
@@ -248,8 +171,9 @@ using namespace foredraft;
 extern "C" {
 
 size_t fd_struct_size(int which) {
-    const size_t sizes[] = {sizeof(Matrix), sizeof(Product), sizeof(Layer), sizeof(Model), sizeof(Segment), sizeof(Pass)};
-    return which >= 0 && which < 6 ? sizes[which] : 0;
+    const size_t sizes[] = {sizeof(Matrix), sizeof(Product), sizeof(Layer), sizeof(Model), sizeof(Segment), sizeof(Pass),
+                            sizeof(Head), sizeof(HeadText), sizeof(HeadStep)};
+    return which >= 0 && which < static_cast<int>(sizeof sizes / sizeof *sizes) ? sizes[which] : 0;
 }
 
 void fd_pass(const Model* m, const Pass* pass) {
@@ -260,15 +184,7 @@ void fd_pass(const Model* m, const Pass* pass) {
     w.reserve(*m, p);
     std::deque<std::atomic<long>> counters(static_cast<size_t>(9 * m->layers + 3));
     Barrier barrier;
-    const auto body = [&](int thread, int team) { Worker(*m, p, w, counters, barrier, thread, team).run(); };
-#ifdef _OPENMP
-    if (p.threads > 1) {
-#pragma omp parallel num_threads(static_cast<int>(p.threads))
-        body(omp_get_thread_num(), omp_get_num_threads());
-        return;
-    }
-#endif
-    body(0, 1);
+    with_team(p.threads, [&](int thread, int team) { Worker(*m, p, w, counters, barrier, thread, team).run(); });
 }
 
 }  // extern "C"

@@ -1,0 +1,48 @@
+// What fd_head reads; kernels/structs.py mirrors these structs field by field.
+#pragma once
+#include "pass.h"
+
+namespace foredraft {
+
+// An EAGLE-3 head: one decoder layer over the embedding of a token beside the feature of the position before it.
+struct Head {
+    int64_t hidden, heads, kv_heads, head_dim, intermediate, vocab;  // vocab: tokens that it can propose
+    int64_t activations;
+    int64_t norm_before_residual;
+    float norm_eps, attention_scale, table_scale, unused;
+    const float *input_norm, *hidden_norm, *mlp_norm, *final_norm;
+    Product fc, qkv, out, gate_up, down, lm_head;
+    Matrix table;              // the target's embedding; without weights rows come embedded
+    const int64_t* token_ids;  // [vocab] the target's id of each of its tokens
+};
+
+// One text in a step: rows that follow its committed and its pending ones.
+struct HeadText {
+    int64_t rows;            // n >= 1
+    int64_t committed;       // rows whose keys stay
+    int64_t pending;         // rows behind them, of earlier steps
+    int64_t position;        // of the row that follows the last committed one
+    int64_t capacity;        // rows that the buffer holds; a draft writes up to `drafts` - 1 behind the new ones
+    int64_t logits_from;     // logits are wanted from this row on
+    int64_t drafts;          // tokens to draft behind the last row
+    float* cache;            // [2, kv_heads, capacity, head_dim]
+    const int32_t* parents;  // [pending + n] counted from the first pending row, -1 the last committed; null for a chain
+    int64_t* drafted;        // [drafts] the target's ids
+    int64_t written;         // out: how many there are; fewer where logits are no numbers
+};
+
+struct HeadStep {
+    int64_t rows;           // of all texts
+    const int64_t* tokens;  // [rows] the target's ids
+    const float* embedded;  // [rows, hidden]; may be null if the head has a table
+    const float* features;  // [rows, hidden], or [rows, fc.in] hidden states of the target if `fuse`
+    int64_t fuse;
+    const float *cosine, *sine;  // [positions, head_dim / 2]
+    int64_t texts;
+    HeadText* text;
+    float* logits;  // [wanted rows, vocab]; may be null where texts only draft
+    float* hidden;  // [rows, hidden]: features of the rows' children; may be null
+    int64_t threads, isa;
+};
+
+}  // namespace foredraft
