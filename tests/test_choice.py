@@ -285,3 +285,18 @@ def test_a_request_can_name_only_what_is_there(given: Any) -> None:
     assert engine.generate([[1]], SamplingParams(max_tokens=3))[0].drafter == {None: "none", "lookup": "lookup"}.get(
         given if not isinstance(given, list) else "", "a"
     )
+
+
+def test_a_bad_drafter_does_not_take_the_good_one_from_its_tenant() -> None:
+    """The guard keeps an account for each drafter of a tenant."""
+    engine = Engine(
+        target=model(), drafter={"good": oracle(), "bad": oracle(wrong=lambda p: True)}, guard=True, guard_rate=0.5
+    )
+    params = SamplingParams(max_tokens=80)
+    for _ in range(8):
+        engine.generate([[1]], params, speculation=wants(["bad"]), tenant="t")
+    assert engine.guard.tenant("t", "bad").state != "open"
+    [good] = engine.generate([[2]], params, speculation=wants(["good"]), tenant="t")
+    assert engine.guard.tenant("t", "good").state == "open"
+    assert good.stats.draft_acceptance_rate == 1.0
+    assert good.stats.num_steps < 25

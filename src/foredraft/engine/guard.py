@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from foredraft.config import EngineConfig
+from foredraft.drafters.choice import NONE
 from foredraft.engine.controller import Controller
 
 if TYPE_CHECKING:
@@ -188,22 +189,26 @@ class Guard:
         self.listeners: list[Callable[[GuardEvent], None]] = []
         self.counts: Counter[tuple[str, str]] = Counter()
         self._config, self._controller = config, controller
-        self._tenants: OrderedDict[str, Account] = OrderedDict()
+        self._tenants: OrderedDict[tuple[str, str], Account] = OrderedDict()
 
-    def tenant(self, name: str) -> Account:
-        """The account of a tenant; it outlives the tenant's requests."""
-        if name not in self._tenants:
-            self._tenants[name] = Account(self._config.guard_false_alarm, self._config.guard_tenant_waste)
+    def tenant(self, name: str, drafter: str = NONE) -> Account:
+        """The account of a tenant with one drafter; it outlives the tenant's requests.
+
+        One a drafter: where an engine has several, one that is bad for a tenant must not take the good one from it.
+        """
+        key = name, drafter
+        if key not in self._tenants:
+            self._tenants[key] = Account(self._config.guard_false_alarm, self._config.guard_tenant_waste)
             if len(self._tenants) > TENANTS:
                 self._tenants.popitem(last=False)
-        self._tenants.move_to_end(name)
-        return self._tenants[name]
+        self._tenants.move_to_end(key)
+        return self._tenants[key]
 
     def limit(self, request: Request, most: int) -> int:
         """Most tokens that a request may draft now, at most ``most``."""
         if not self.enabled:
             return most
-        for account in (self._own(request), self.tenant(request.tenant)):
+        for account in (self._own(request), self.tenant(request.tenant, request.drafter)):
             limit = account.limit(request.id)
             most = most if limit is None else min(most, limit)
         return most
@@ -229,7 +234,7 @@ class Guard:
         rate = self.rate(drafted, requests)
         accounts: tuple[tuple[Scope, Account], ...] = (
             ("request", self._own(request)),
-            ("tenant", self.tenant(request.tenant)),
+            ("tenant", self.tenant(request.tenant, request.drafter)),
         )
         for scope, account in accounts:
             kind = account.update(request.id, drafted, accepted, written, rate)
