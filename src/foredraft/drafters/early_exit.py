@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foredraft.drafters.base import DrafterContext, DraftRequest
 from foredraft.drafters.early_exit_choice import Exit, choose_exit
-from foredraft.drafters.model import ModelDrafter, Writing
+from foredraft.drafters.model import LawRows, ModelDrafter, Writing
 from foredraft.errors import CacheFullError, ConfigError, DrafterError
 from foredraft.models.decoder import Decoder
 from foredraft.types import NO_DRAFT, Draft, Verdict
@@ -86,7 +86,7 @@ class EarlyExitDrafter(ModelDrafter):
             return None
         slot = _slot(request)
         feed = list(request.ids[self.model.cache.length(slot) :])
-        return Writing(request, slot, k, min(k, room), feed, [], [])
+        return Writing(request, slot, k, min(k, room), feed, [], LawRows(k))
 
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
         """Nothing is kept between steps."""

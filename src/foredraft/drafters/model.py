@@ -35,6 +35,31 @@ class State:
     valid: int = 0
 
 
+class LawRows:
+    """The rows of q in one tensor: each is copied while it is at hand, not all of them at the end.
+
+    Args:
+        most: Rows that there is to be room for; more are taken, too.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._count = most, 0
+        self._rows: Tensor | None = None
+
+    def append(self, q: Tensor) -> None:
+        """Adds a row ``[V]``."""
+        if self._rows is None:
+            self._rows = q.new_empty((max(self._most, 1), q.shape[0]))
+        elif self._count == len(self._rows):
+            self._rows = torch.cat((self._rows, torch.empty_like(self._rows)))
+        self._rows[self._count] = q
+        self._count += 1
+
+    def stacked(self) -> Tensor | None:
+        """``[k, V]``; None without a row."""
+        return None if self._rows is None else self._rows[: self._count]
+
+
 @dataclass(slots=True)
 class Writing:
     """One draft in the making.
@@ -53,7 +78,7 @@ class Writing:
     k: int
     feed: list[int]
     tokens: list[int]
-    rows: list[Tensor]
+    rows: LawRows
     sure: float = 1.0  # the model's probability of all that it has written
 
 
@@ -193,7 +218,8 @@ class ModelDrafter(Drafter):
         self._drop_rejected(state)
         state.base = state.valid = len(ids)
         feed = list(ids[self.model.cache.length(state.slot) :])
-        return Writing(request, state.slot, k, min(self._span(request, k), room), feed, [], [])
+        span = min(self._span(request, k), room)
+        return Writing(request, state.slot, k, span, feed, [], LawRows(span))
 
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
         state = self._states.get(request.id)
@@ -219,6 +245,8 @@ class ModelDrafter(Drafter):
     def _fit(self, logits: Tensor) -> Tensor:
         """``[V_drafter] -> [V_target]``: models of one tokenizer differ in how far they pad their logits."""
         missing = self._width - logits.shape[-1]
+        if not missing:
+            return logits
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[: self._width]
@@ -239,7 +267,7 @@ class ModelDrafter(Drafter):
 
     def _finish(self, job: Writing) -> Draft:
         """What was written, in the target's ids."""
-        return Draft(tuple(job.tokens), torch.stack(job.rows) if job.rows else None)
+        return Draft(tuple(job.tokens), job.rows.stacked())
 
 
 def _doubt(argument: str) -> tuple[str, float | None]:

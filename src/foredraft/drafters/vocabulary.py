@@ -175,7 +175,7 @@ class VocabularyDrafter(ModelDrafter):
     def _finish(self, job: Writing) -> Draft:
         view = self._views[job.request.id]
         if view.shared:
-            return Draft(tuple(view.drawn), torch.stack(job.rows) if job.rows else None)
+            return Draft(tuple(view.drawn), job.rows.stacked())
         before: list[bytes] = []
         for token in reversed(job.request.ids[-CONTEXT:]):
             if self._target.is_special(token):

@@ -62,7 +62,7 @@ def _verdict(request: Request, draft: Draft, logits: Tensor, rows: Sequence[int]
         return of_tree(draft, p, noise.uniforms(Purpose.TREE_ACCEPT, 0, anchor, draft.k), next_uniform)
     rule = verify.rejection if request.rule == "rejection" else verify.block
     uniforms = noise.uniforms(Purpose.ACCEPT, anchor, anchor, draft.k)
-    if whole and (draft.q is None or request.rule == "rejection"):  # the rule needs few numbers, and one row
+    if whole:  # the rules need few numbers, and few rows
         return rule(draft, law.laws(logits, paths), uniforms, next_uniform)
     return rule(draft, _stood_in(law.probs(logits, paths), draft, rows), uniforms, next_uniform)
 

@@ -250,9 +250,12 @@ class LazyLaws:
     def __init__(self, law: TokenLaw, logits: Tensor, paths: Paths) -> None:
         self.shape = logits.shape
         self._law, self._logits, self._paths = law, logits, paths
+        self._last: tuple[int, Tensor] | None = None  # rules look at a row again before they go on to the next
 
     def __getitem__(self, row: int) -> Tensor:
-        return self._law.probs(self._logits[row : row + 1], self._paths[row : row + 1])[0]
+        if self._last is None or self._last[0] != row:
+            self._last = row, self._law.probs(self._logits[row : row + 1], self._paths[row : row + 1])[0]
+        return self._last[1]
 
     def chances(self, tokens: Sequence[int]) -> list[float]:
         """The probability of one token in each of the first rows; no row is made for it."""
