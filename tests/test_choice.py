@@ -81,6 +81,9 @@ class Forked(RequestNoise):
     def uniform(self, purpose: Purpose, position: int, anchor: int) -> Any:
         return self.numbers.setdefault((purpose, position, anchor), Uniform(self.fork))
 
+    def uniforms(self, purpose: Purpose, first: int, anchor: int, n: int) -> list[Any]:
+        return [self.uniform(purpose, position, anchor) for position in range(first, first + n)]
+
 
 class Sampled(Drafter):
     """Draws from a law of its own, k tokens in a row."""
