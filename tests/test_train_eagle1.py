@@ -18,7 +18,8 @@ from test_train_eagle import data, folder, target  # noqa: F401  (fixtures)
 from foredraft import Engine, SamplingParams
 from foredraft.drafters.base import DrafterContext
 from foredraft.drafters.eagle1 import Eagle1Drafter
-from foredraft.errors import ConfigError
+from foredraft.errors import ConfigError, UnsupportedModelError
+from foredraft.export.speculators import Verifier, export_head
 from foredraft.models.decoder import Decoder
 from foredraft.models.info import LoadedModel, ModelInfo
 from foredraft.train import check, check_parts
@@ -254,3 +255,8 @@ def test_the_linter_names_swapped_halves(target: Decoder, good: Path, tmp_path: 
     swapped = torch.cat([weight[:, 64:], weight[:, :64]], 1)
     report = check.check_head(damaged(good, tmp_path, {}, **{"fc.weight": swapped}), loaded(target))
     assert any("fc reads the feature first" in line for line in report.lines()), report.lines()
+
+
+def test_export_says_that_nothing_is_to_be_exported(good: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="give vLLM the folder itself"):
+        export_head(good, tmp_path / "out", Verifier("tiny"))

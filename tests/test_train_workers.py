@@ -113,6 +113,13 @@ def test_fewer_texts_than_processes_are_refused(place: Path) -> None:
     assert "must be at least the number of processes, 2 (got 1)" in done.stderr
 
 
+def test_answers_are_recorded_by_one_process(place: Path) -> None:
+    done = run(place, 2, "train", "data", "--out", "twice", "--conversations", "prompts.txt")
+    assert done.returncode != 0
+    assert "answers are recorded by one process" in done.stderr
+    assert not (place / "twice").exists()
+
+
 def test_without_torchrun_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)

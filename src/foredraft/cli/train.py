@@ -62,7 +62,10 @@ def data(
 ) -> None:
     """Let TARGET answer prompts and record its hidden states; a second call goes on where the first stopped."""
     from foredraft.train.run import record_data
+    from foredraft.train.workers import process_count
 
+    if process_count() > 1:
+        raise ConfigError("answers are recorded by one process", remedy="start this command without torchrun")
     own = None if conversations is None else read_conversations(conversations)
     loaded = load(target, given)
     started, written = time.monotonic(), 0

@@ -178,8 +178,14 @@ def embedding_of(tensors: Mapping[str, Tensor], target: Target) -> Callable[[Ten
     if own is not None:
         table = own.float()
         return lambda tokens: functional.embedding(tokens, table)
-    assert isinstance(target, Decoder)
-    return lambda tokens: target.embed(tokens.to(target.device)).cpu()
+    embed, device = getattr(target, "embed", None), getattr(target, "device", "cpu")
+    if embed is None:
+        raise ModelLoadError(
+            "is missing, and the target does not lend its embedding",
+            field="embed_tokens.weight",
+            remedy="export the head with its embedding",
+        )
+    return lambda tokens: embed(tokens.to(device)).cpu()
 
 
 def write_eagle1(

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from foredraft.drafters.eagle1_checkpoint import is_eagle1
 from foredraft.drafters.eagle_checkpoint import expected_sizes, head_shape, read_checkpoint, token_ids
 from foredraft.drafters.eagle_head import HeadShape
 from foredraft.errors import ConfigError, UnsupportedModelError
@@ -128,6 +129,12 @@ def export_head(source: Path, folder: Path, verifier: Verifier, *, speculative_t
     if folder.resolve() == source.resolve():
         raise ConfigError("is the folder that is read", field="out", remedy="name another folder")
     checkpoint = read_checkpoint(source)
+    if is_eagle1(checkpoint):
+        raise UnsupportedModelError(
+            "is an EAGLE-1 head, which vLLM reads in the layout that it has",
+            field=str(source),
+            remedy="give vLLM the folder itself, with the method eagle",
+        )
     shape = head_shape(checkpoint)
     sizes = checkpoint.sizes
     rope = sizes.get("rope_parameters") or {"rope_theta": sizes.get("rope_theta", 10000.0)}

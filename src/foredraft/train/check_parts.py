@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foredraft.config import SamplingParams
+from foredraft.drafters.eagle1_checkpoint import embedding_of
 from foredraft.engine.engine import Engine
 from foredraft.models.info import LoadedModel
 from foredraft.train.eagle_net import EagleNet
@@ -126,7 +127,7 @@ def texts_of(loaded: LoadedModel, highest: int) -> list[Text]:
             engine.step()
         if request.error is not None:
             raise request.error
-        states = recorder.take(request).float()
+        states = recorder.take(request).float().cpu()
         if len(request.ids) - request.prompt_length > CHAIN + 1:
             found.append(Text(list(request.ids), request.prompt_length, states))
     return found
@@ -143,8 +144,7 @@ def acceptance(
         ids: ``[D]`` the target's id of each of its tokens.
         tensors: The checkpoint, whose embedding is used if it has one.
     """
-    own = tensors.get("embed_tokens.weight")
-    embed: Callable[[Tensor], Tensor] = loaded.target.embed if own is None else own.float().__getitem__  # type: ignore[attr-defined]
+    embed = embedding_of(tensors, loaded.target)
     index = torch.full((net.shape.vocab,), -1)
     index[ids] = torch.arange(len(ids))
     tried, accepted, starts = torch.zeros(CHAIN), torch.zeros(CHAIN), 0

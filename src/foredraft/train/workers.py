@@ -20,6 +20,11 @@ def local_rank() -> int:
     return _number("LOCAL_RANK", 0)
 
 
+def process_count() -> int:
+    """How many processes torchrun started; 1 without torchrun."""
+    return _number("WORLD_SIZE", 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Workers:
     """The processes of a run.
@@ -71,8 +76,7 @@ def join_workers(device: torch.device) -> Workers:
     Raises:
         ConfigError: torchrun's variables do not make sense.
     """
-    count = _number("WORLD_SIZE", 1)
-    if count < 2:
+    if process_count() < 2:
         return Workers()
     if not distributed.is_initialized():
         if device.type == "cuda":
