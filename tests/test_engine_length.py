@@ -105,6 +105,26 @@ def test_requests_of_one_batch_get_their_own_lengths() -> None:
     assert ks[1] == 0
 
 
+@pytest.mark.parametrize(("requests", "a_row"), [(1, 0.0), (1, 0.05), (16, 0.0), (16, 1 / 16)])
+def test_trial_drafts_of_a_batch_take_a_small_share_of_the_time(requests: int, a_row: float) -> None:
+    """Requests that began together try together: where a trial's rows have a price they wait longer."""
+    controller = Controller()
+    for rows in (requests, requests + 2, 3 * requests):
+        for _ in range(3):
+            controller.passes.observe(rows, 1.0 + a_row * (rows - requests))
+    for _ in range(3):
+        controller.drafts.observe(1, 0.01)
+    hopeless = [Acceptance(accepted=0.0, rejected=100.0) for _ in range(requests)]
+    steps, tried, extra = 200, [], 0.0
+    for step in range(steps):
+        ks = controller.choose([Candidate(state, 8, SpeculationConfig()) for state in hopeless], requests)
+        tried += [step] * any(ks)
+        extra += a_row * sum(ks)
+    assert extra <= 0.021 * steps or not a_row
+    assert tried  # but it does try
+    assert (tried[0] <= 16) == (a_row < 1 / 16 or requests == 1)
+
+
 def test_the_optimum_is_leviathans() -> None:
     """With α, a draft cost c and verification at the price of one row, k maximises (1-α^(k+1)) / ((1-α)(kc+1))."""
     for alpha, c in [(0.5, 0.05), (0.7, 0.1), (0.8, 0.05), (0.9, 0.2), (0.3, 0.4)]:

@@ -38,6 +38,8 @@ MARGIN = 1.02  # speculation must promise this much more throughput than plain d
 CHEAP = 0.02  # a drafter under this share of a pass a token is free to run unverified
 FIRST_PROBE = 16
 LAST_PROBE = 256
+PROBE = 2  # tokens of a trial draft
+TRIALS = 0.02  # share of the time that trial drafts may take, where their rows have a price
 
 
 @dataclass(slots=True)
@@ -117,8 +119,9 @@ class Controller:
         ks = [k or 0 for k in fixed]
         if free:
             chosen = self._optimum([candidates[i] for i in free], base_rows + sum(ks))
+            patience = self._patience(base_rows + sum(ks), len(free))
             for i, k in zip(free, chosen, strict=True):
-                ks[i] = self._or_probe(candidates[i], k)
+                ks[i] = self._or_probe(candidates[i], k, patience)
         return ks
 
     def _optimum(self, candidates: Sequence[Candidate], base_rows: int) -> list[int]:
@@ -162,7 +165,15 @@ class Controller:
                 best, best_n = rate, n
         return (best, tokens[:best_n]) if best_n else (best, chosen)
 
-    def _or_probe(self, candidate: Candidate, k: int) -> int:
+    def _patience(self, base_rows: int, requests: int) -> float:
+        """Plain steps that every request must wait between trial drafts, so that all of them cost no more than a share.
+
+        Requests that began together try together, and in a large batch a trial's rows are not free.
+        """
+        plain, tried = self.passes.estimate(base_rows), self.passes.estimate(base_rows + PROBE)
+        return requests * max(tried / plain - 1, 0.0) / TRIALS if plain and tried else 0.0
+
+    def _or_probe(self, candidate: Candidate, k: int, patience: float) -> int:
         """Lets a request that is decoded plainly try one draft now and then, ever more rarely.
 
         Where the price of drafting is in doubt, or old, it tries two: the first has to read all that was decoded
@@ -177,13 +188,13 @@ class Controller:
             return k
         if state.again:
             state.again = False
-            return min(2, candidate.limit)
+            return min(PROBE, candidate.limit)
         state.idle += 1
-        if state.idle < state.probe_after:
+        if state.idle < max(state.probe_after, min(patience, LAST_PROBE)):
             return 0
         state.again = self.drafts.unsure or state.probe_after == LAST_PROBE
         state.idle, state.probe_after = 0, min(2 * state.probe_after, LAST_PROBE)
-        return min(2, candidate.limit)
+        return min(PROBE, candidate.limit)
 
     def price(self, base_rows: int, requests: int) -> StepPrice:
         """What the step to come costs; where nothing was measured yet, as if drafted rows were free."""

@@ -56,7 +56,7 @@ class Plan:
 
 FULL = Plan(
     batches=(1, 2, 4, 8, 16, 32),
-    table_tokens=60,
+    table_tokens=120,
     table_requests=8,
     real_batches=(1, 4, 16, 32),
     real_tokens=20,
