@@ -37,8 +37,6 @@ from foredraft.bench.weights import dense_folder
 
 LOADING = 600.0
 """Seconds that somebody else's server has to load its model; the first time it compiles, too."""
-FEWEST = 12
-"""Requests of the smallest cell."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +48,17 @@ class Served:
     child: Child | None = None
 
 
-async def cell(one: Served, args: argparse.Namespace, clients: int) -> dict[str, Any]:
-    """Two requests a client, ``clients`` at a time."""
+async def cell(one: Served, tokens: int, clients: int, requests: int) -> dict[str, Any]:
+    """So many requests of so many tokens, ``clients`` at a time."""
     bodies = [
         {
             "prompt": PROMPTS[i % len(PROMPTS)],
-            "max_tokens": args.tokens,
+            "max_tokens": tokens,
             "temperature": 0,
             "ignore_eos": True,
             **({"model": one.model} if one.model else {}),
         }
-        for i in range(max(2 * clients, FEWEST))
+        for i in range(requests)
     ]
     gate, found = asyncio.Semaphore(clients), [Outcome() for _ in bodies]
     async with httpx.AsyncClient(timeout=900, limits=httpx.Limits(max_connections=clients)) as http:
@@ -123,8 +121,7 @@ async def start(stack: AsyncExitStack, args: argparse.Namespace, absent: dict[st
     found: dict[str, Served] = {}
 
     async def warm(name: str, one: Served) -> None:
-        args_ = argparse.Namespace(tokens=args.tokens)
-        await cell(one, args_, 2)
+        await cell(one, 8, 2, 2)
         if one.child is not None:
             one.child.hold()
         found[name] = one
@@ -161,7 +158,7 @@ async def measure(args: argparse.Namespace, record: Record) -> None:
                         continue
                     if one.child is not None:
                         one.child.go_on()
-                    record.put(part, await cell(one, args, clients))
+                    record.put(part, await cell(one, args.tokens, clients, max(2 * clients, args.requests)))
                     if one.child is not None:
                         one.child.hold()
                     print(part, record.data["parts"][part]["tokens_per_second"], flush=True)
@@ -191,6 +188,7 @@ def main() -> int:
     parser.add_argument("--activations", default="int8", help="ours; vLLM computes in --vllm-dtype")
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--requests", type=int, default=12, help="of the smallest cells; others have two a client")
     parser.add_argument("--batch", type=int, default=64, help="most requests decoded together, of every server")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=12, help="no further pass is begun after so long")
@@ -208,7 +206,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the servers end with this program
     record = Record(args.name, args.fresh)
-    names = ("target", "drafter", "activations", "tokens", "batch", "vllm_dtype", "vllm_speculation")
+    names = ("target", "drafter", "activations", "tokens", "requests", "batch", "vllm_dtype", "vllm_speculation")
     settings = {name: getattr(args, name) for name in names}
     if record.data.setdefault("settings", settings) != settings:
         parser.error("the kept cells had other settings; use --fresh or another --name")
