@@ -86,7 +86,7 @@ def test_the_law_of_the_pair_by_enumeration(rule: str, folder: Path, target: Enc
 def test_what_it_drafts_was_drawn_from_the_q_it_reports(
     verify: str, folder: Path, target: EncoderDecoderTarget
 ) -> None:
-    """Every proposal of a sampled run: q's rows are the small model's own law at that place, after the request's filters."""
+    """Every proposal of a sampled run: q is the small model's own law at that place, after the request's filters."""
     small = load_encoder_decoder(str(folder), "float64")
     drafter = EncoderDecoderDrafter(small)
     seen: list[tuple[list[int], tuple[int, ...], Tensor]] = []
