@@ -12,11 +12,12 @@ def soak(data: dict[str, Any]) -> list[str]:
     settings, summary = data["settings"], data["summary"]
     minutes = sum(part["seconds"] for part in data["parts"].values()) / 60
     drafters = ", ".join(f"`{name}`" for name in settings["drafters"])
+    note = f"Note: {data['note']}." if "note" in data else ""
     lines = [
         f"**Soak.** `python benchmarks/soak.py`: {minutes:.0f} minutes, {settings['clients']} clients of mixed kinds "
         f"with random aborts, {settings['batch']} slots, {settings['target']}; plain and speculative servers "
         f"({drafters}, chosen by request) in turn. *Wrong* is a greedy answer that is not, token for token, what plain "
-        "decoding of that prompt alone writes.",
+        f"decoding of that prompt alone writes. {note}".rstrip(),
         "",
         "| server | requests | aborted | compared | wrong | failed | left behind: requests, slots, bytes | tokens/s "
         "| first token, ms: p50, p99 | next tokens, ms: p50, p99 |",
