@@ -37,7 +37,6 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("n", {"n": 5}),
     ("best_of", {"best_of": 3}),
     ("suffix", {"suffix": "x"}),
-    ("echo", {"echo": True, "logprobs": 1}),
     ("logprobs", {"logprobs": 21}),
     ("logit_bias", {"logit_bias": {"1": 200}}),
     ("logit_bias", {"logit_bias": {"999999": 1}}),

@@ -154,7 +154,8 @@ class Decoder:
 
         positions = torch.arange(length, device=self.device).repeat(batch)
         x, tapped = self._run(self.embed(tokens.reshape(-1)), positions, length - 1, whole, taps)
-        logits = self.logits(x.view(batch, length, -1)[:, logits_from:])
+        last = x.view(batch, length, -1)[:, logits_from:]
+        logits = self.logits(last.reshape(batch * last.shape[1], -1)).view(batch, last.shape[1], -1)
         return logits, torch.stack(tapped, 1).view(batch, length, len(taps), -1) if taps else None
 
     def embed(self, tokens: Tensor) -> Tensor:
