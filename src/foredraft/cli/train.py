@@ -176,8 +176,10 @@ def _train(target: str, given: Given, minutes: float | None, work: Callable[...,
 
     try:
         made = work(loaded, report=report, until=until, workers=workers)
-    finally:
-        leave_workers()
+    except BaseException:
+        leave_workers(together=False)
+        raise
+    leave_workers(together=True)
     if workers.writes:
         print_plain(f"{made.name} written to {made}")
 

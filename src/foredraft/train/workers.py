@@ -85,9 +85,13 @@ def join_workers(device: torch.device) -> Workers:
     return Workers(distributed.get_rank(), distributed.get_world_size())
 
 
-def leave_workers() -> None:
-    """Ends the connection; harmless without one."""
+def leave_workers(together: bool) -> None:
+    """Ends the connection; harmless without one. ``together`` waits for the others, who must come here, too: gloo may
+    abort a process whose partner leaves while it still talks.
+    """
     if distributed.is_available() and distributed.is_initialized():
+        if together:
+            distributed.barrier()
         distributed.destroy_process_group()
 
 
