@@ -53,7 +53,8 @@ def test_greedy_is_plain_in_a_mixed_batch(k: int | str, chunk: int) -> None:
         assert [r.token_ids for r in results] == [plain(p, params) for p in PROMPTS]
         assert [r.drafter for r in results] == ["copies" if name is None else name for name in names]
         good = results[names.index("good")].stats
-        assert good.draft_acceptance_rate == 1.0
+        assert good.num_accepted_draft_tokens == good.num_draft_tokens
+        assert k == "auto" or good.draft_acceptance_rate == 1.0  # auto may find that drafting does not pay here
 
 
 @pytest.mark.parametrize("verify", ["coupled", "block", "rejection"])

@@ -108,7 +108,8 @@ class CacheMachine(RuleBasedStateMachine):
             probe = read(self.target, slot, [7])[0]
             torch.testing.assert_close(probe, fresh(self.target, [*text, 7])[-1], atol=1e-4, rtol=1e-4)
             self.target.cache.free(slot)
-        assert self.target.cache.bytes_in_use == self.bytes_before
+        cache = self.target.cache
+        assert (cache.slots_in_use, cache.bytes_in_use) == (self.slots_before, self.bytes_before)
 
 
 _settings = settings(
@@ -145,8 +146,8 @@ def test_window_16_prompt_10_every_draft_rejected() -> None:
     assert len(set(plain)) > 3
 
 
-def test_contract() -> None:
-    target = _MODELS["llama"]
+def test_contract(tmp_path: Path) -> None:
+    target = save_and_load(make_hf("llama"), tmp_path)
     assert isinstance(target, Target)
     cache: SlotCache = target.cache
     assert cache.slots_in_use == 0
