@@ -33,12 +33,14 @@ inline void grow(std::vector<float>& v, size_t size) {
     if (v.size() < size) v.resize(size);
 }
 
+constexpr long kQueryTile = 16;  // queries at most that share a reading of keys and values
+
 class Crew {
   public:
     Crew(int64_t isa, int64_t activations, Rounded& rounded, std::deque<std::atomic<long>>& counters, Barrier& barrier,
          int thread, int team)
         : isa_(static_cast<int>(isa)), activations_(static_cast<int>(activations)), rounded_(rounded), counters_(counters),
-          barrier_(barrier), ops_(isa == kIsaAvx2 || isa == kIsaAvx512 ? kOpsAvx2 : kOpsPortable), thread_(thread), team_(team) {}
+          barrier_(barrier), ops_(isa == kIsaAvx512 ? kOpsAvx512 : isa == kIsaAvx2 ? kOpsAvx2 : kOpsPortable), thread_(thread), team_(team) {}
 
   protected:
     const int isa_, activations_;
@@ -57,6 +59,13 @@ class Crew {
     void each_row(long rows, F f) {
         for (long r = rows * thread_ / team_; r < rows * (thread_ + 1) / team_; ++r) f(r);
         meet();
+    }
+
+    // Into how many tiles the queries of one segment and kv head are cut, of `lists` such lists: a tile is small enough for
+    // its scores to stay near, and there are enough of them for threads to finish together.
+    long tiles(long queries, long lists) const {
+        const long small = (queries + kQueryTile - 1) / kQueryTile, fair = team_ > 1 ? (3L * team_ + lists - 1) / lists : 1;
+        return std::min(queries, std::max(small, fair));
     }
 
     // Which kinds of rounded activations the parts of a product read, as bits.

@@ -8,8 +8,6 @@
 namespace foredraft {
 namespace {
 
-constexpr long kRowTile = 16;  // rows of one text that share a reading of keys and values
-
 // One text at one step of a call.
 struct Part {
     HeadText* text;
@@ -194,22 +192,26 @@ class Worker : Crew {
         meet();
     }
 
-    // Tiles of (text, rows, query head), taken by whichever thread is free.
+    // Tiles of (text, kv head, rows and query heads), taken by whichever thread is free.
     void attend() {
         const long dim = m_.head_dim, width = (m_.heads + 2 * m_.kv_heads) * dim, out = m_.heads * dim;
+        const long group = m_.heads / m_.kv_heads;
         const AttentionShape a{m_.heads, m_.kv_heads, dim, kCacheF32, 0, m_.attention_scale, 0.0f};
         std::atomic<long>& next = counters_[stage_++];
         long item = 0, mine = next.fetch_add(1), rows = 0;
         for (const Part& p : w_.parts) {
             const long before = p.first - p.pending;  // row 0 of the text as `seen` counts them
             rows = p.first + p.seen.rows - p.pending;
-            for (long first = p.pending; first < p.seen.rows; first += kRowTile) {
-                for (long h = 0; h < m_.heads; ++h, ++item) {
+            const long start = p.pending * group, queries = (p.seen.rows - p.pending) * group;
+            const long cuts = tiles(queries, static_cast<long>(w_.parts.size()) * m_.kv_heads);
+            for (long h = 0; h < m_.kv_heads; ++h) {
+                for (long tile = 0; tile < cuts; ++tile, ++item) {
                     if (item != mine) continue;
                     mine = next.fetch_add(1);
-                    const long last = std::min<long>(p.seen.rows, first + kRowTile);
-                    ops_.attend(a, p.seen, view(p, h / (m_.heads / m_.kv_heads)), w_.positions.data(), first, last,
-                                qkv() + before * width + h * dim, width, mixed() + before * out + h * dim, out);
+                    const long first = start + queries * tile / cuts, last = start + queries * (tile + 1) / cuts;
+                    const long column = h * group * dim;
+                    ops_.attend(a, p.seen, view(p, h), w_.positions.data(), first, last, qkv() + before * width + column, width,
+                                mixed() + before * out + column, out);
                 }
             }
         }

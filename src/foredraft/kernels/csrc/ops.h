@@ -37,7 +37,8 @@ struct Ops {
     // Rotates `heads` heads in place by cos, sin [head_dim/2].
     void (*rope)(float* x, long heads, long head_dim, const float* cosine, const float* sine);
     void (*store)(const float* x, long n, int cache_type, void* target, long offset);
-    // Rows [first, last) of a segment for one query head; q and out are rows of the pass, `step` floats apart.
+    // Queries [first, last) of a segment that read the keys of one kv head: i is query head i % group of row i / group, where
+    // group = heads / kv_heads. q and out are its first row from the first of these heads on, rows `step` floats apart.
     void (*attend)(const AttentionShape&, const Segment&, const View&, const int64_t* positions, long first, long last,
                    const float* q, long q_step, float* out, long out_step);
     void (*softcap)(float* x, long n, float cap);
@@ -45,5 +46,6 @@ struct Ops {
 
 extern const Ops kOpsPortable;
 extern const Ops kOpsAvx2;
+extern const Ops kOpsAvx512;
 
 }  // namespace foredraft

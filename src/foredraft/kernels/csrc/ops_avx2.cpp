@@ -16,10 +16,13 @@
 #include <immintrin.h>
 #define FD_HERE __attribute__((always_inline))
 #define FD_OP inline __attribute__((always_inline))
+#define FD_UNROLL _Pragma("GCC unroll 32")
 #define FD_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 namespace foredraft {
 namespace {
 using V8 = __m256;
+using VW = V8;
+#define FD_SCORES "scores8.h"
 #include "ops_body.h"
 }  // namespace
 const Ops kOpsAvx2 = kOps;

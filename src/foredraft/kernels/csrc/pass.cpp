@@ -5,8 +5,6 @@
 namespace foredraft {
 namespace {
 
-constexpr long kRowTile = 16;  // rows of one head that share a reading of keys and values
-
 // Memory of one pass; the caller's thread keeps it for the next.
 struct Workspace {
     std::vector<float> x, h, qkv, mixed, gates, inner;
@@ -109,24 +107,27 @@ class Worker : Crew {
         });
     }
 
-    // Tiles of (segment, rows, query head), taken by whichever thread is free.
+    // Tiles of (segment, kv head, rows and query heads), taken by whichever thread is free.
     void attend(long i, const Layer& l) {
         const long dim = m_.head_dim, width = (m_.heads + 2 * m_.kv_heads) * dim, out = m_.heads * dim;
+        const long group = m_.heads / m_.kv_heads;
         const AttentionShape a{m_.heads, m_.kv_heads, dim, m_.cache_type, l.window, m_.attention_scale, m_.attention_softcap};
         std::atomic<long>& next = counters_[stage_++];
         long item = 0, mine = next.fetch_add(1);
         for (const Segment* s = p_.segment; s < p_.segment + p_.segments; ++s) {
-            for (long first = 0; first < s->rows; first += kRowTile) {
-                for (long h = 0; h < m_.heads; ++h, ++item) {
+            const long queries = s->rows * group, cuts = tiles(queries, p_.segments * m_.kv_heads);
+            for (long h = 0; h < m_.kv_heads; ++h) {
+                for (long tile = 0; tile < cuts; ++tile, ++item) {
                     if (item != mine) continue;
                     mine = next.fetch_add(1);
-                    const View v = view(i, *s, h / (m_.heads / m_.kv_heads));
-                    const float* q = w_.qkv.data() + s->first * width + h * dim;
-                    float* y = w_.mixed.data() + s->first * out + h * dim;
-                    const long last = std::min<long>(s->rows, first + kRowTile);
-                    ops_.attend(a, *s, v, p_.positions, first, last, q, width, y, out);
+                    const long first = queries * tile / cuts, last = queries * (tile + 1) / cuts, column = h * group * dim;
+                    const float* q = w_.qkv.data() + s->first * width + column;
+                    float* y = w_.mixed.data() + s->first * out + column;
+                    ops_.attend(a, *s, view(i, *s, h), p_.positions, first, last, q, width, y, out);
                     if (dim % 32 != 0) continue;
-                    for (long r = s->first + first; r < s->first + last; ++r) round(l.out, w_.mixed.data(), p_.rows, r, h * dim, dim);
+                    for (long k = first; k < last; ++k) {
+                        round(l.out, w_.mixed.data(), p_.rows, s->first + k / group, column + k % group * dim, dim);
+                    }
                 }
             }
         }
