@@ -145,19 +145,23 @@ def test_what_cannot_be_fused_is_refused(tmp_path: Path) -> None:
 
 def test_a_pass_out_of_bounds_is_refused(tmp_path: Path) -> None:
     _, ours = fuse("llama", tmp_path)
-    run, cache, two = ours._pass, torch.zeros(4, 2, 2, 8, 16), torch.tensor([0, 1])
+    run, cache, two = ours._pass, torch.zeros(4, 2, 2, 8, 16), [0, 1]
     angles = [(torch.zeros(9, 8), torch.zeros(9, 8))]
 
-    def refused(field: str, tokens: torch.Tensor, at: torch.Tensor, segment: PassSegment, rows: torch.Tensor) -> None:
+    def refused(field: str, tokens: list[int], at: list[int], segment: PassSegment, rows: list[int]) -> None:
         with pytest.raises(ConfigError, match=field):
             run(tokens, at, angles, [segment], rows)
 
     good = PassSegment(2, 0, cache)
     assert run(two, two, angles, [good], two)[0].shape == (2, 101)
-    refused("tokens: an id", two + 100, two, good, two)
-    refused("tokens: must be", two.int(), two, good, two)
-    refused("logit_rows", two, two, good, two + 1)
-    refused("angles", two, two + 8, good, two)
+    refused("tokens: an id", [0, 101], two, good, two)
+    refused("tokens: an id", [-1, 0], two, good, two)
+    refused("positions", two, [-1, 0], good, two)
+    refused("positions", two, [0], good, two)
+    refused("logit_rows", two, two, good, [1, 2])
+    refused("angles", two, [8, 9], good, two)
+    with pytest.raises(ConfigError, match="angles"):
+        run(two, two, [(torch.zeros(9, 7), torch.zeros(9, 7))], [good], two)
     refused("segments", two, two, PassSegment(3, 0, cache), two)
     refused("segments", two, two, PassSegment(2, 7, cache), two)
     refused("cache", two, two, PassSegment(2, 0, cache.bfloat16()), two)

@@ -28,7 +28,7 @@ def judge(request: Request, draft: Draft, logits: Tensor) -> Verdict:
     Raises:
         Exception: The first row has no law.
     """
-    rows = list(range(len(logits)))
+    rows = list(range(logits.shape[0]))
     if len(rows) == draft.k + 1:
         try:
             return _verdict(request, draft, logits, rows)

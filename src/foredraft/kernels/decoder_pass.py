@@ -15,6 +15,9 @@ from foredraft.kernels.linear import PackedLinear
 from foredraft.kernels.structs import CLayer, CModel, CPass, CProduct, CSegment
 
 
+Pointers = ctypes.c_void_p * 2
+
+
 @dataclass(frozen=True, slots=True)
 class PassLayer:
     """One layer: norm weights in float32, products packed, gate before up.
@@ -103,6 +106,7 @@ class DecoderPass:
         self.cache_dtype = cache_dtype
         self._alive: list[object] = [embedding, head]  # what the structs point to
         _check(shape, self.layers, final_norm, embedding, head, cache_dtype)
+        self._angles: tuple[Sequence[tuple[Tensor, Tensor]], int, Pointers, Pointers] | None = None
         packed = (CLayer * len(self.layers))(*(self._layer(layer) for layer in self.layers))
         self._alive.append(packed)
         self._model = CModel(
@@ -129,65 +133,75 @@ class DecoderPass:
 
     def __call__(
         self,
-        tokens: Tensor,
-        positions: Tensor,
+        tokens: Sequence[int],
+        positions: Sequence[int],
         angles: Sequence[tuple[Tensor, Tensor]],
         segments: Sequence[PassSegment],
-        logit_rows: Tensor,
+        logit_rows: Sequence[int],
         taps: Sequence[int] = (),
-    ) -> tuple[Tensor, Tensor]:
-        """Runs one pass.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Runs one pass. Between two passes the caches hold nothing but weights, so that each small call of torch's would
+        take tens of microseconds: there is one, for the logits.
 
         Args:
-            tokens: ``[N]`` int64 ids, each inside the vocabulary.
-            positions: ``[N]`` int64.
+            tokens: N ids, each inside the vocabulary.
+            positions: N of them.
             angles: One or two tables (cosines, sines), ``[positions, head_dim/2]`` float32 each.
             segments: Their rows add up to ``N``.
-            logit_rows: ``[R]`` int64, the rows whose logits are wanted.
+            logit_rows: The R rows whose logits are wanted.
             taps: Layers whose outputs are wanted, 0 for the embedding's.
 
         Returns:
-            Logits ``[R, V]`` and taps ``[N, len(taps), hidden]``, float32.
+            Logits ``[R, V]`` and taps ``[N, len(taps), hidden]``, float32; None for no taps.
         """
-        n, half = tokens.numel(), self.shape.head_dim // 2
-        for name, values in (("tokens", tokens), ("positions", positions), ("logit_rows", logit_rows)):
-            if values.dtype != torch.int64 or values.dim() != 1 or not values.is_contiguous():
-                raise ConfigError("must be a contiguous vector of int64", field=name)
-        if positions.numel() != n or sum(segment.rows for segment in segments) != n or n == 0:
+        n, wanted = len(tokens), len(logit_rows)
+        if len(positions) != n or sum([segment.rows for segment in segments]) != n or n == 0:
             raise ConfigError(f"positions and segments must describe the {n} rows, at least one", field="segments")
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab:
+        if min(tokens) < 0 or max(tokens) >= self.vocab:
             raise ConfigError(f"an id lies outside 0 … {self.vocab - 1}", field="tokens")
-        if logit_rows.numel() and (int(logit_rows.min()) < 0 or int(logit_rows.max()) >= n):
+        if wanted and (min(logit_rows) < 0 or max(logit_rows) >= n):
             raise ConfigError(f"a row lies outside 0 … {n - 1}", field="logit_rows")
-        longest = int(positions.max())
-        for table in angles:
-            if any(t.shape[0] <= longest or t.shape[1] != half or t.dtype != torch.float32 for t in table):
-                raise ConfigError(f"must be float32 [more than {longest}, {half}]", field="angles")
-        logits = torch.empty(logit_rows.numel(), self.vocab)
-        tapped = torch.empty(n, len(taps), self.shape.hidden)
+        if min(positions) < 0:
+            raise ConfigError("must not be negative", field="positions")
+        cosines, sines = self._tables(angles, max(positions))
+        logits = torch.empty(wanted, self.vocab)
+        tapped = torch.empty(n, len(taps), self.shape.hidden) if taps else None
         views, keep = self._segments(segments)
-        wanted = torch.tensor(taps, dtype=torch.int64)
-        cosines, sines = zip(*(angles if len(angles) == 2 else (angles[0], angles[0])), strict=True)
+        lists = [(ctypes.c_int64 * len(values))(*values) for values in (tokens, positions, logit_rows, taps)]
         request = CPass(
             rows=n,
-            tokens=tokens.data_ptr(),
-            positions=positions.data_ptr(),
-            cosine=(ctypes.c_void_p * 2)(*(t.data_ptr() for t in cosines)),
-            sine=(ctypes.c_void_p * 2)(*(t.data_ptr() for t in sines)),
+            tokens=ctypes.addressof(lists[0]),
+            positions=ctypes.addressof(lists[1]),
+            cosine=cosines,
+            sine=sines,
             segments=len(segments),
             segment=views,
-            logit_rows=logit_rows.numel(),
-            logit_row=logit_rows.data_ptr(),
+            logit_rows=wanted,
+            logit_row=ctypes.addressof(lists[2]),
             logits=logits.data_ptr(),
             taps=len(taps),
-            tap=wanted.data_ptr(),
-            tapped=tapped.data_ptr(),
+            tap=ctypes.addressof(lists[3]),
+            tapped=None if tapped is None else tapped.data_ptr(),
             threads=torch.get_num_threads(),
             isa=self._isa,
         )
         self._call(ctypes.byref(self._model), ctypes.byref(request))
-        del keep
+        del keep, lists
         return logits, tapped
+
+    def _tables(self, angles: Sequence[tuple[Tensor, Tensor]], longest: int) -> tuple[Pointers, Pointers]:
+        """Where the cosines and the sines are; checked once for each set of tables."""
+        if self._angles is None or self._angles[0] is not angles:
+            half = self.shape.head_dim // 2
+            if any(t.dim() != 2 or t.shape[1] != half or t.dtype != torch.float32 for table in angles for t in table):
+                raise ConfigError(f"must be float32 [positions, {half}]", field="angles")
+            cosines, sines = zip(*(angles if len(angles) == 2 else (angles[0], angles[0])), strict=True)
+            places = Pointers(*(t.data_ptr() for t in cosines)), Pointers(*(t.data_ptr() for t in sines))
+            self._angles = angles, min(t.shape[0] for table in angles for t in table), *places
+        _, positions, *places = self._angles
+        if longest >= positions:
+            raise ConfigError(f"have {positions} positions, {longest} is asked for", field="angles")
+        return places[0], places[1]
 
     def _segments(self, segments: Sequence[PassSegment]) -> tuple[ctypes.Array[CSegment], list[object]]:
         views, first = (CSegment * len(segments))(), 0
@@ -195,7 +209,12 @@ class DecoderPass:
         wanted = (len(self.layers), 2, self.shape.kv_heads, self.shape.head_dim)
         for view, segment in zip(views, segments, strict=True):
             size, cache = segment.cache.shape, segment.cache
-            if (*size[:3], size[4]) != wanted or cache.dtype != self.cache_dtype or not cache.is_contiguous():
+            if (
+                size[0] < wanted[0]
+                or (*size[1:3], size[4]) != wanted[1:]
+                or cache.dtype != self.cache_dtype
+                or not cache.is_contiguous()
+            ):
                 raise ConfigError(f"a slot's buffer has shape {list(size)} {cache.dtype}", field="cache")
             if segment.rows < 1 or not 0 <= segment.start <= size[3] - segment.rows:
                 raise ConfigError(

@@ -59,27 +59,27 @@ def law(controls: Controls, logits: Tensor, paths: Sequence[Sequence[int]] | Non
         rounding decides what a filter keeps.
     """
     out = torch.empty_like(logits)
-    return out if _law(controls, logits, paths, out.data_ptr(), None, None) else None
+    return out if _law(controls, logits, logits.shape[0], paths, out.data_ptr(), None, None) else None
 
 
 def chances(
     controls: Controls, logits: Tensor, paths: Sequence[Sequence[int]] | None, tokens: Sequence[int]
 ) -> list[float] | None:
-    """The probability of one token in each row, which is what :func:`law` has there; None as there."""
+    """The probability of one token in each of the first rows, which is what :func:`law` has there; None as there."""
     n = len(tokens)
     out = (c_double * n)()
-    return list(out) if _law(controls, logits, paths, None, (c_int64 * n)(*tokens), out) else None
+    return list(out) if _law(controls, logits, n, paths, None, (c_int64 * n)(*tokens), out) else None
 
 
 def _law(
     controls: Controls,
     logits: Tensor,
+    n: int,
     paths: Sequence[Sequence[int]] | None,
     out: int | None,
     wanted: Array[c_int64] | None,
     chances: Array[c_double] | None,
 ) -> bool:
-    n, width = logits.shape
     tokens = starts = None
     if paths is not None:
         drafted = [token for path in paths for token in path]
@@ -90,7 +90,7 @@ def _law(
         logits.data_ptr(),
         logits.dtype == torch.float64,
         n,
-        width,
+        logits.shape[1],
         tokens,
         starts,
         out,
@@ -153,4 +153,25 @@ def draw(
     return token, mass.value
 
 
-__all__ = ["Controls", "argmax", "chances", "draw", "law", "masses", "suits"]
+def law_draw(
+    controls: Controls, logits: Tensor, row: int, path: Sequence[int], u: float, weight: float, without: int
+) -> tuple[int, float] | None:
+    """:func:`draw` from ``weight`` times the :func:`law` of one of ``[n, V]`` rows, which is nowhere kept; None as there."""
+    mass, wide, width = c_double(), logits.dtype == torch.float64, logits.shape[1]
+    token = library.library().fd_law_draw(
+        byref(controls),
+        logits.data_ptr() + row * width * (8 if wide else 4),
+        wide,
+        width,
+        (c_int64 * len(path))(*path),
+        len(path),
+        weight,
+        without,
+        u,
+        byref(mass),
+        library.isa(),
+    )
+    return None if token == -2 else (token, mass.value)
+
+
+__all__ = ["Controls", "argmax", "chances", "draw", "law", "law_draw", "masses", "suits"]

@@ -20,7 +20,7 @@ from foredraft.kernels.structs import STRUCTS
 LIBRARY = Path(__file__).with_name("_foredraft_kernels.so")
 """Where the build puts the library."""
 
-ABI = 2
+ABI = 3
 """Must equal ``fd_abi()``: a library left over from an older build is refused, not called."""
 
 SWITCH = "FOREDRAFT_KERNELS"
@@ -50,6 +50,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fd_draw": (
         c_long,
         [c_void_p, c_void_p, c_int, c_long, c_double, c_double, c_long, c_double, c_void_p, c_int],
+    ),
+    "fd_law_draw": (
+        c_long,
+        [c_void_p, c_void_p, c_int, c_long, c_void_p, c_long, c_double, c_long, c_double, c_void_p, c_int],
     ),
     "fd_struct_size": (c_size_t, [c_int]),
     "fd_linear": (

@@ -54,14 +54,13 @@ class FusedDecoder(Decoder):
         """The packed matrix whose rows are the embeddings, and the factor that they are multiplied with."""
         return self._table, self.shape.embedding_scale
 
-    @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> ForwardOutput:
         """One pass over packed segments (see :meth:`foredraft.models.base.Target.forward`); taps are float32."""
         steps = self._check(segments, taps)
         cache = self.cache
         starts = [cache.length(segment.slot) for segment in segments]
-        cache.reserve({segment.slot: len(step) for segment, step in zip(segments, steps, strict=True)})
         sizes = [len(step) for step in steps]
+        cache.reserve({segment.slot: size for segment, size in zip(segments, sizes, strict=True)})
         places = [start + depth for start, step in zip(starts, steps, strict=True) for depth in step]
         rows: list[int] = []
         wanted: list[int] = []
@@ -71,19 +70,19 @@ class FusedDecoder(Decoder):
             wanted.extend(range(first + segment.logits_from, first + size))
             first += size
         logits, tapped = self._pass(
-            torch.tensor([token for segment in segments for token in segment.tokens]),
-            torch.tensor(places),
+            [token for segment in segments for token in segment.tokens],
+            places,
             self._tables(max(places)),
             [
-                PassSegment(size, start, cache.rows(segment.slot)[: len(self.layers)], segment.parents)
+                PassSegment(size, start, cache.rows(segment.slot), segment.parents)
                 for segment, size, start in zip(segments, sizes, starts, strict=True)
             ],
-            torch.tensor(wanted, dtype=torch.int64),
+            wanted,
             taps,
         )
         for segment, step in zip(segments, steps, strict=True):
             cache.set_pending(segment.slot, step)
-        return ForwardOutput(list(torch.split(logits, rows)), list(torch.split(tapped, sizes)) if taps else [])
+        return ForwardOutput(_parts(logits, rows), [] if tapped is None else _parts(tapped, sizes))
 
     def first_layers(self, count: int, rounded: bool = False) -> FusedDecoder:
         early = cast("FusedDecoder", super().first_layers(count))
@@ -98,6 +97,10 @@ class FusedDecoder(Decoder):
             ropes = (self.shape.rope,) if self.shape.rope_local is None else (self.shape.rope, self.shape.rope_local)
             self._angles = [half_angles(rope, max(256, 2 * longest)) for rope in ropes]
         return self._angles
+
+
+def _parts(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    return [x] if len(sizes) == 1 else list(torch.split(x, list(sizes)))
 
 
 def _rounded(layer: PassLayer) -> PassLayer:

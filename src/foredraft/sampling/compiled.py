@@ -41,8 +41,15 @@ class CompiledLaw:
         return kernel.law(self._controls, scores, self._needed(paths))
 
     def chances(self, scores: Tensor, paths: Paths, tokens: Sequence[int]) -> list[float] | None:
-        """The laws' probability of one token in each of n rows, or None to ask the reference."""
+        """The laws' probability of one token in each of the first rows, or None to ask the reference."""
         return kernel.chances(self._controls, scores, self._needed(paths), tokens)
+
+    def draw(
+        self, scores: Tensor, row: int, path: Sequence[int], u: float, weight: float, without: int
+    ) -> tuple[int, float] | None:
+        """:func:`foredraft.kernels.law.draw` from the law of one row, or None to ask the reference."""
+        needed = self._needed((path,))
+        return kernel.law_draw(self._controls, scores, row, needed[0] if needed else (), u, weight, without)
 
     def _needed(self, paths: Paths) -> Paths | None:
         if self._penalties is None:

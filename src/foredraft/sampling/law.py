@@ -121,16 +121,10 @@ class TokenLaw:
 
     def laws(self, logits: Tensor, paths: Paths) -> Tensor | LazyLaws:
         """:meth:`probs`, each row made when it is looked at, where rows do not depend on each other."""
-        return LazyLaws(self, logits, paths) if self._sparse else self.probs(logits, paths)
-
-    def chances(self, logits: Tensor, paths: Paths, tokens: Sequence[int]) -> list[float]:
-        """What :meth:`probs` has for one token in each row, ``0 <= token < V``. Errors are those of :meth:`probs`."""
+        if not self._sparse:
+            return self.probs(logits, paths)
         rows = self._rows(logits, paths)
-        if self._compiled is not None and self._sparse and kernel.suits(rows):
-            found = self._compiled.chances(rows, paths, tokens)
-            if found is not None:
-                return found
-        return [float(row[token]) for row, token in zip(self.probs(logits, paths), tokens, strict=True)]
+        return LazyLaws(self, rows, paths, self._compiled if kernel.suits(rows) else None)
 
     def argmax(self, logits: Tensor, paths: Paths) -> list[int]:
         """The likeliest token of each row after all processors, lowest id on ties: the greedy law's token.
@@ -169,8 +163,9 @@ class TokenLaw:
         """``[n, V]`` logits on the CPU, float32 or float64; themselves if they are there."""
         if logits.shape != (len(paths), self.vocab_size):
             raise ConfigError(f"shape {tuple(logits.shape)} is not ({len(paths)}, {self.vocab_size})", field="logits")
-        rows = logits.detach().cpu()
-        return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+        if logits.requires_grad or not logits.is_cpu:
+            logits = logits.detach().cpu()
+        return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
     def _scores(self, scores: Tensor, logits: Tensor, paths: Paths) -> Tensor:
         """``[n, V]`` processed logits; the logits themselves where there is nothing to process."""
@@ -241,15 +236,15 @@ class TokenLaw:
 
 
 class LazyLaws:
-    """The rows of :meth:`TokenLaw.probs`, each made when it is looked at.
+    """The rows of :meth:`TokenLaw.probs`, each made when it is looked at; draws and single probabilities make none.
 
     Attributes:
         shape: ``(n, V)``.
     """
 
-    def __init__(self, law: TokenLaw, logits: Tensor, paths: Paths) -> None:
+    def __init__(self, law: TokenLaw, logits: Tensor, paths: Paths, compiled: CompiledLaw | None) -> None:
         self.shape = logits.shape
-        self._law, self._logits, self._paths = law, logits, paths
+        self._law, self._logits, self._paths, self._compiled = law, logits, paths, compiled
         self._last: tuple[int, Tensor] | None = None  # rules look at a row again before they go on to the next
 
     def __getitem__(self, row: int) -> Tensor:
@@ -258,6 +253,20 @@ class LazyLaws:
         return self._last[1]
 
     def chances(self, tokens: Sequence[int]) -> list[float]:
-        """The probability of one token in each of the first rows; no row is made for it."""
-        n = len(tokens)
-        return self._law.chances(self._logits[:n], self._paths[:n], tokens) if n else []
+        """The probability of one token, ``0 <= token < V``, in each of the first rows. Errors are those of the law."""
+        if self._compiled is not None and tokens:
+            found = self._compiled.chances(self._logits, self._paths[: len(tokens)], tokens)
+            if found is not None:
+                return found
+        return [float(self[row][token]) for row, token in enumerate(tokens)]
+
+    def draw(self, row: int, u: float, weight: float, without: int) -> tuple[int, float] | None:
+        """Draws from ``weight`` times one row, leaving out one token (-1 for none).
+
+        Returns:
+            The token and the mass that it was drawn from; -1 for the token if that is 0. None if only the row itself
+            will do.
+        """
+        if self._compiled is None:
+            return None
+        return self._compiled.draw(self._logits, row, self._paths[row], u, weight, without)

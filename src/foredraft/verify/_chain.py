@@ -102,6 +102,11 @@ class Chain:
         The excess has no mass only if p and q agree to the last digit. Such a row is rejected with probability zero,
         through rounding at most, and p is then the law to draw from.
         """
+        if not isinstance(self.p, Tensor) and (row == self.draft.k or self.draft.q is None) and type(u) is float:
+            rest = (weight, self.draft.tokens[row]) if row < self.draft.k else (1.0, -1)
+            found = self.p.draw(row, u, *rest)
+            if found is not None and found[0] >= 0:
+                return found[0]
         p = self.p[row]
         if row < self.draft.k:
             if self._fits(p) and type(u) is float:
@@ -109,9 +114,9 @@ class Chain:
                 if mass > 0.0:
                     return token
             else:
-                rest = self._excess(p, weight, row)
-                if float(rest.sum()) > 0.0:
-                    return draw(rest, u)
+                excess = self._excess(p, weight, row)
+                if float(excess.sum()) > 0.0:
+                    return draw(excess, u)
         return draw(p, u)
 
     def _fits(self, p: Tensor) -> bool:

@@ -1,6 +1,4 @@
 // Draws from rows of probabilities, and what is asked of rows before: see sampling/draw.py and verify/_chain.py.
-#include <vector>
-
 #include "law_passes.h"
 
 using namespace foredraft;
@@ -10,7 +8,7 @@ namespace {
 template <class P>
 long argmax(P passes, const void* scores, long count, long n, int64_t* tokens, int threads) {
     std::atomic<long> bad{count};
-    each_row(count, threads, [&](long r) {
+    each_row(count, count * n, threads, [&](long r) {
         tokens[r] = passes.argmax(static_cast<const typename P::T*>(scores) + r * n, n);
         if (tokens[r] < 0) lower(bad, r);
     });
@@ -21,59 +19,13 @@ template <class P>
 void masses(P passes, const void* p, long count, long n, const int64_t* tokens, double* sums, double* least, double* picked,
             int threads) {
     using T = typename P::T;
-    each_row(count, threads, [&](long r) {
+    each_row(count, count * n, threads, [&](long r) {
         const T* row = static_cast<const T*>(p) + r * n;
         T low;
         passes.mass(row, n, &sums[r], &low);
         least[r] = low;
         if (tokens) picked[r] = tokens[r] >= 0 ? row[tokens[r]] : 0.0;
     });
-}
-
-// See fd_draw.
-template <class P>
-long draw(P passes, const void* p_row, const void* q_row, long n, double wp, double wq, long without, double u, double* total) {
-    using T = typename P::T;
-    constexpr long kBlock = 1024;
-    const T* p = static_cast<const T*>(p_row);
-    const T* q = static_cast<const T*>(q_row);
-    const auto rest = [&](long i) {
-        if (i == without) return 0.0;
-        const double v = wp * static_cast<double>(p[i]) - (q ? wq * static_cast<double>(q[i]) : 0.0);
-        return q && !(v > 0.0) ? 0.0 : v;
-    };
-    thread_local std::vector<double> sums;
-    sums.clear();
-    *total = 0.0;
-    for (long first = 0; first < n; first += kBlock) {
-        const long last = std::min(n, first + kBlock);
-        double sum = 0.0;
-        if (without >= first && without < last) {
-            for (long i = first; i < last; ++i) sum += rest(i);
-        } else {
-            sum = passes.excess(p + first, q ? q + first : nullptr, last - first, wp, wq);
-        }
-        sums.push_back(sum);
-        *total += sum;
-    }
-    if (u < 0.0 || !(*total > 0.0 && *total < HUGE_VAL)) return -1;
-    const double target = u * *total;
-    double before = 0.0;
-    for (long first = 0; first < n; first += kBlock) {
-        const double after = before + sums[first / kBlock];
-        if (after > target) {
-            double reached = before;
-            for (long i = first; i < std::min(n, first + kBlock); ++i) {
-                const double v = rest(i);
-                reached += v;
-                if (v > 0.0 && reached > target) return i;
-            }
-        }
-        before = after;
-    }
-    long last = n - 1;  // rounding: u * total is the whole
-    while (!(rest(last) > 0.0)) --last;
-    return last;
 }
 
 }  // namespace

@@ -263,7 +263,7 @@ long law(P passes, const Controls& c, const void* logits, long count, long n, co
     using T = typename P::T;
     const RowLaw<P> one{passes};
     std::atomic<long> bad{count};
-    each_row(count, threads, [&](long r) {
+    each_row(count, 8 * count * n, threads, [&](long r) {
         const int64_t* path = tokens ? tokens + starts[r] : nullptr;
         const long length = tokens ? starts[r + 1] - starts[r] : 0;
         T* to = out ? static_cast<T*>(out) + r * n : nullptr;
@@ -272,6 +272,18 @@ long law(P passes, const Controls& c, const void* logits, long count, long n, co
         if (!sound) lower(bad, r);
     });
     return bad;
+}
+
+// See fd_law_draw.
+template <class P>
+long law_draw(P passes, const Controls& c, const void* logits, long n, const int64_t* path, long length, double weight,
+              long without, double u, double* total) {
+    using T = typename P::T;
+    thread_local std::vector<T> p;
+    if (static_cast<long>(p.size()) < n) p.resize(n);
+    const RowLaw<P> one{passes};
+    if (!one(c, static_cast<const T*>(logits), n, path, length, p.data(), 0, nullptr)) return -2;
+    return draw(passes, p.data(), nullptr, n, weight, 0.0, without, u, total);
 }
 
 }  // namespace
@@ -287,6 +299,14 @@ long fd_law(const void* controls, const void* logits, int wide, long count, long
     const Controls& c = *static_cast<const Controls*>(controls);
     if (wide) return law(Passes64{}, c, logits, count, n, tokens, starts, out, wanted, chances, threads);
     return law(Passes32{rows(isa)}, c, logits, count, n, tokens, starts, out, wanted, chances, threads);
+}
+
+// fd_draw from the law that fd_law has for one row, which nobody else gets to see; -2 if the reference must be asked.
+long fd_law_draw(const void* controls, const void* logits, int wide, long n, const int64_t* path, long length, double weight,
+                 long without, double u, double* total, int isa) {
+    const Controls& c = *static_cast<const Controls*>(controls);
+    if (wide) return law_draw(Passes64{}, c, logits, n, path, length, weight, without, u, total);
+    return law_draw(Passes32{rows(isa)}, c, logits, n, path, length, weight, without, u, total);
 }
 
 }  // extern "C"

@@ -28,5 +28,6 @@ constexpr long kSlack = 8;
 
 extern const RowKernels kRowsPortable;
 extern const RowKernels kRowsAvx2;
+extern const RowKernels kRowsAvx512;
 
 }  // namespace foredraft

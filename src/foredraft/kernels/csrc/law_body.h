@@ -1,6 +1,7 @@
 // Included once for each instruction set, inside a namespace, after FD_FMA(a, b, c) = a*b + c (one rounding) and
 // FD_BITS(mask) = one bit a lane, on V8, and FD_PACK(bits, i, v, to_i, to_v), which writes eight ids and values, those
-// whose bit is set first. Lanes and order of every sum are spelled out, so all give the same bits. No
+// whose bit is set first. FD_EXP16(x, s, f, p, q), if defined, is exp8((x[0…7] - s) * f) and that of the next eight at
+// once. Lanes and order of every sum are spelled out, so all give the same bits. No
 // templates of the standard library here: the linker might share them with processors that lack the instructions.
 
 using I8 = int32_t __attribute__((vector_size(32)));
@@ -48,6 +49,10 @@ FD_OP V8 exp8(V8 x) {
     const V8 result = (V8)((I8)p + ((I8)t << 23));
     return x < low ? splat8(0.0f) : result;
 }
+
+#ifndef FD_EXP16
+#define FD_EXP16(x, s, f, p, q) p = exp8((load8(x) - s) * f), q = exp8((load8((x) + 8) - s) * f)
+#endif
 
 // The largest of n numbers, from `best` on; false if one is NaN.
 FD_OP bool top_of(const float* x, long n, float* best) {
@@ -109,7 +114,8 @@ FD_OP double weigh_row(const float* x, long n, float shift, float factor, float*
         V8 a = none, b = none;
         const long end = i + kBlock < n ? i + kBlock : n;
         for (; i + 16 <= end; i += 16) {
-            const V8 p = exp8((load8(x + i) - s) * f), q = exp8((load8(x + i + 8) - s) * f);
+            V8 p, q;
+            FD_EXP16(x + i, s, f, p, q);
             if (kStore) store8(e + i, p), store8(e + i + 8, q);
             a += p, b += q;
         }

@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <vector>
 
 #include "law.h"
 #include "layout.h"
 
 namespace foredraft {
 
-inline const RowKernels& rows(int isa) { return isa >= 1 && has_avx2() ? kRowsAvx2 : kRowsPortable; }
+inline const RowKernels& rows(int isa) {
+    if (isa == kIsaAvx512 && has_avx512()) return kRowsAvx512;
+    return isa >= kIsaAvx2 && has_avx2() ? kRowsAvx2 : kRowsPortable;
+}
 
 struct Passes32 {
     using T = float;
@@ -90,17 +94,67 @@ struct Passes64 {
     }
 };
 
+// Fewer numbers than this are done before a second thread has begun; and where other programs hold the second core, the
+// first one waits for it, which takes a hundred times as long.
+constexpr long kWorthAThread = 1 << 20;  // of plain passes; exponentials weigh eight times as much
+
 template <class F>
-void each_row(long count, int threads, F f) {
+void each_row(long count, long work, int threads, F f) {
 #ifdef _OPENMP
-    if (threads > 1 && count > 1) {
+    if (threads > 1 && count > 1 && work >= kWorthAThread) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
         for (long r = 0; r < count; ++r) f(r);
         return;
     }
 #endif
-    (void)threads;
+    (void)work, (void)threads;
     for (long r = 0; r < count; ++r) f(r);
+}
+
+// Draws from max(wp * p - wq * q, 0): see fd_draw.
+template <class P>
+long draw(P passes, const void* p_row, const void* q_row, long n, double wp, double wq, long without, double u, double* total) {
+    using T = typename P::T;
+    constexpr long kBlock = 1024;
+    const T* p = static_cast<const T*>(p_row);
+    const T* q = static_cast<const T*>(q_row);
+    const auto rest = [&](long i) {
+        if (i == without) return 0.0;
+        const double v = wp * static_cast<double>(p[i]) - (q ? wq * static_cast<double>(q[i]) : 0.0);
+        return q && !(v > 0.0) ? 0.0 : v;
+    };
+    thread_local std::vector<double> sums;
+    sums.clear();
+    *total = 0.0;
+    for (long first = 0; first < n; first += kBlock) {
+        const long last = std::min(n, first + kBlock);
+        double sum = 0.0;
+        if (without >= first && without < last) {
+            for (long i = first; i < last; ++i) sum += rest(i);
+        } else {
+            sum = passes.excess(p + first, q ? q + first : nullptr, last - first, wp, wq);
+        }
+        sums.push_back(sum);
+        *total += sum;
+    }
+    if (u < 0.0 || !(*total > 0.0 && *total < HUGE_VAL)) return -1;
+    const double target = u * *total;
+    double before = 0.0;
+    for (long first = 0; first < n; first += kBlock) {
+        const double after = before + sums[first / kBlock];
+        if (after > target) {
+            double reached = before;
+            for (long i = first; i < std::min(n, first + kBlock); ++i) {
+                const double v = rest(i);
+                reached += v;
+                if (v > 0.0 && reached > target) return i;
+            }
+        }
+        before = after;
+    }
+    long last = n - 1;  // rounding: u * total is the whole
+    while (!(rest(last) > 0.0)) --last;
+    return last;
 }
 
 inline void lower(std::atomic<long>& least, long value) {

@@ -100,7 +100,7 @@ using namespace foredraft;
 
 extern "C" {
 
-int fd_abi() { return 2; }
+int fd_abi() { return 3; }
 
 int fd_isa() { return has_neon() ? kIsaNeon : usable_isa(kIsaAvx512); }
 
