@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,8 +15,7 @@ from foredraft.kernels import library
 from foredraft.kernels.linear import PackedLinear
 from foredraft.kernels.structs import CLayer, CModel, CPass, CProduct, CSegment
 
-
-Pointers = ctypes.c_void_p * 2
+Pointers: TypeAlias = "ctypes.Array[ctypes.c_void_p]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class DecoderPass:
         logit_rows: Sequence[int],
         taps: Sequence[int] = (),
     ) -> tuple[Tensor, Tensor | None]:
-        """Runs one pass. Between two passes the caches hold nothing but weights, so that each small call of torch's would
-        take tens of microseconds: there is one, for the logits.
+        """Runs one pass. A pass leaves nothing in the caches but weights, and a call of torch's then takes tens of
+        microseconds: here there is one, for the logits.
 
         Args:
             tokens: N ids, each inside the vocabulary.
@@ -196,12 +196,12 @@ class DecoderPass:
             if any(t.dim() != 2 or t.shape[1] != half or t.dtype != torch.float32 for table in angles for t in table):
                 raise ConfigError(f"must be float32 [positions, {half}]", field="angles")
             cosines, sines = zip(*(angles if len(angles) == 2 else (angles[0], angles[0])), strict=True)
-            places = Pointers(*(t.data_ptr() for t in cosines)), Pointers(*(t.data_ptr() for t in sines))
-            self._angles = angles, min(t.shape[0] for table in angles for t in table), *places
-        _, positions, *places = self._angles
+            cosine, sine = ((ctypes.c_void_p * 2)(*(t.data_ptr() for t in tables)) for tables in (cosines, sines))
+            self._angles = angles, min(t.shape[0] for table in angles for t in table), cosine, sine
+        _, positions, cosine, sine = self._angles
         if longest >= positions:
             raise ConfigError(f"have {positions} positions, {longest} is asked for", field="angles")
-        return places[0], places[1]
+        return cosine, sine
 
     def _segments(self, segments: Sequence[PassSegment]) -> tuple[ctypes.Array[CSegment], list[object]]:
         views, first = (CSegment * len(segments))(), 0
@@ -209,12 +209,8 @@ class DecoderPass:
         wanted = (len(self.layers), 2, self.shape.kv_heads, self.shape.head_dim)
         for view, segment in zip(views, segments, strict=True):
             size, cache = segment.cache.shape, segment.cache
-            if (
-                size[0] < wanted[0]
-                or (*size[1:3], size[4]) != wanted[1:]
-                or cache.dtype != self.cache_dtype
-                or not cache.is_contiguous()
-            ):
+            fits = size[0] >= wanted[0] and (*size[1:3], size[4]) == wanted[1:]
+            if not fits or cache.dtype != self.cache_dtype or not cache.is_contiguous():
                 raise ConfigError(f"a slot's buffer has shape {list(size)} {cache.dtype}", field="cache")
             if segment.rows < 1 or not 0 <= segment.start <= size[3] - segment.rows:
                 raise ConfigError(

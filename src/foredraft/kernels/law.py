@@ -156,7 +156,7 @@ def draw(
 def law_draw(
     controls: Controls, logits: Tensor, row: int, path: Sequence[int], u: float, weight: float, without: int
 ) -> tuple[int, float] | None:
-    """:func:`draw` from ``weight`` times the :func:`law` of one of ``[n, V]`` rows, which is nowhere kept; None as there."""
+    """:func:`draw` from ``weight`` times the :func:`law` of a row of ``[n, V]``, which is not kept; None as there."""
     mass, wide, width = c_double(), logits.dtype == torch.float64, logits.shape[1]
     token = library.library().fd_law_draw(
         byref(controls),

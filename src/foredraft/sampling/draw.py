@@ -27,8 +27,9 @@ class Laws(Rows, Protocol):
     """Rows that are known to be laws, and that tell probabilities without being made."""
 
     def draw(self, row: int, u: float, weight: float, without: int) -> tuple[int, float] | None:
-        """Draws from ``weight`` times one row without one token (-1 for none): the token, -1 if nothing is left, and the
-        mass. None if the row must be made for that.
+        """Draws from ``weight`` times a row without one token (-1 for none): token (-1 if nothing is left) and mass.
+
+        None if the row must be made for that.
         """
 
     def chances(self, tokens: Sequence[int]) -> list[float]:
