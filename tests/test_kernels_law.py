@@ -177,6 +177,9 @@ def test_chances_and_draws_are_the_laws_own(params: dict[str, Any], dtype: torch
             for weight, without in ((1.0, -1), (0.4, likeliest)):
                 found = lazy.draw(row, u, weight, without)
                 assert found == kernel.draw(p[row], u, weight, without=without)
+        for noise in RequestNoise(row, kernels.race).rows(4, 20, 301):
+            assert not isinstance(noise, Tensor)
+            assert lazy.race(row, noise) == kernels.race(p[row], noise.seed, noise.position)
     with reference():
         slow = law.laws(logits, PATHS)
         assert isinstance(slow, LazyLaws)

@@ -157,21 +157,24 @@ def law_draw(
     controls: Controls, logits: Tensor, row: int, path: Sequence[int], u: float, weight: float, without: int
 ) -> tuple[int, float] | None:
     """:func:`draw` from ``weight`` times the :func:`law` of a row of ``[n, V]``, which is not kept; None as there."""
-    mass, wide, width = c_double(), logits.dtype == torch.float64, logits.shape[1]
+    mass = c_double()
     token = library.library().fd_law_draw(
-        byref(controls),
-        logits.data_ptr() + row * width * (8 if wide else 4),
-        wide,
-        width,
-        (c_int64 * len(path))(*path),
-        len(path),
-        weight,
-        without,
-        u,
-        byref(mass),
-        library.isa(),
+        byref(controls), *_row(logits, row, path), weight, without, u, byref(mass), library.isa()
     )
     return None if token == -2 else (token, mass.value)
 
 
-__all__ = ["Controls", "argmax", "chances", "draw", "law", "law_draw", "masses", "suits"]
+def law_race(controls: Controls, logits: Tensor, row: int, path: Sequence[int], seed: int, position: int) -> int | None:
+    """:func:`foredraft.kernels.race.race` over that law; None as there."""
+    threads, isa = torch.get_num_threads(), library.isa()
+    token = library.library().fd_law_race(byref(controls), *_row(logits, row, path), seed, position, threads, isa)
+    return None if token == -2 else int(token)
+
+
+def _row(logits: Tensor, row: int, path: Sequence[int]) -> tuple[int, bool, int, Array[c_int64], int]:
+    """One of the rows, and the path before it, as the library takes them."""
+    wide, width = logits.dtype == torch.float64, logits.shape[1]
+    return logits.data_ptr() + row * width * (8 if wide else 4), wide, width, (c_int64 * len(path))(*path), len(path)
+
+
+__all__ = ["Controls", "argmax", "chances", "draw", "law", "law_draw", "law_race", "masses", "suits"]

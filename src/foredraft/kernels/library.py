@@ -55,6 +55,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         c_long,
         [c_void_p, c_void_p, c_int, c_long, c_void_p, c_long, c_double, c_long, c_double, c_void_p, c_int],
     ),
+    "fd_law_race": (
+        c_long,
+        [c_void_p, c_void_p, c_int, c_long, c_void_p, c_long, c_uint64, c_uint64, c_int, c_int],
+    ),
     "fd_struct_size": (c_size_t, [c_int]),
     "fd_linear": (
         None,

@@ -48,8 +48,15 @@ class CompiledLaw:
         self, scores: Tensor, row: int, path: Sequence[int], u: float, weight: float, without: int
     ) -> tuple[int, float] | None:
         """:func:`foredraft.kernels.law.draw` from the law of one row, or None to ask the reference."""
+        return kernel.law_draw(self._controls, scores, row, self._path(path), u, weight, without)
+
+    def race(self, scores: Tensor, row: int, path: Sequence[int], seed: int, position: int) -> int | None:
+        """:func:`foredraft.kernels.race.race` over the law of one row, or None to ask the reference."""
+        return kernel.law_race(self._controls, scores, row, self._path(path), seed, position)
+
+    def _path(self, path: Sequence[int]) -> Sequence[int]:
         needed = self._needed((path,))
-        return kernel.law_draw(self._controls, scores, row, needed[0] if needed else (), u, weight, without)
+        return needed[0] if needed else ()
 
     def _needed(self, paths: Paths) -> Paths | None:
         if self._penalties is None:

@@ -22,6 +22,18 @@ class Rows(Protocol):
     def __getitem__(self, row: int, /) -> Tensor: ...
 
 
+class NoiseRow(Protocol):
+    """The noise of one position that need not be looked at to run a race: that of ``RequestNoise(seed)``."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+
+    def race(self, p_row: Tensor) -> int:
+        """The winner, or -1 if ``p_row`` has no mass or holds NaN."""
+
+
 @runtime_checkable
 class Laws(Rows, Protocol):
     """Rows that are known to be laws, and that tell probabilities without being made."""
@@ -32,15 +44,11 @@ class Laws(Rows, Protocol):
         None if the row must be made for that.
         """
 
+    def race(self, row: int, noise: NoiseRow) -> int:
+        """:func:`race` over one row."""
+
     def chances(self, tokens: Sequence[int]) -> list[float]:
         """The probability of one token in each of the first rows. Raises NumericalError if one of them is no law."""
-
-
-class NoiseRow(Protocol):
-    """The noise of one position that need not be looked at to run a race."""
-
-    def race(self, p_row: Tensor) -> int:
-        """The winner, or -1 if ``p_row`` has no mass or holds NaN."""
 
 
 def draw(p_row: Tensor, u: float) -> int:

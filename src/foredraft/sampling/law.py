@@ -13,6 +13,7 @@ from foredraft.errors import ConfigError, NumericalError
 from foredraft.grammar import Grammar
 from foredraft.kernels import law as kernel
 from foredraft.sampling.compiled import CompiledLaw
+from foredraft.sampling.draw import NoiseRow, race
 from foredraft.sampling.filters import filtered
 from foredraft.sampling.processors import Bans, Bias, Custom, Paths, Penalties
 
@@ -270,3 +271,11 @@ class LazyLaws:
         if self._compiled is None:
             return None
         return self._compiled.draw(self._logits, row, self._paths[row], u, weight, without)
+
+    def race(self, row: int, noise: NoiseRow) -> int:
+        """:func:`foredraft.sampling.draw.race` over one row."""
+        if self._compiled is not None:
+            winner = self._compiled.race(self._logits, row, self._paths[row], noise.seed, noise.position)
+            if winner is not None and winner >= 0:
+                return winner
+        return race(self[row], noise)

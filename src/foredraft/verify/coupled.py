@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from foredraft.errors import ConfigError, DrafterError
-from foredraft.sampling.draw import NoiseRow, Rows, race
+from foredraft.sampling.draw import Laws, NoiseRow, Rows, race
 from foredraft.types import Draft, Verdict
 from foredraft.verify._chain import check_chain
 
@@ -34,7 +34,13 @@ def coupled(draft: Draft, p: Rows, exponentials: Sequence[Tensor | NoiseRow] | T
     for i, token in enumerate(draft.tokens):
         if not 0 <= token < p.shape[-1]:
             raise DrafterError(f"a drafted token is not in [0, {p.shape[-1]})", field="tokens")
-        drawn = race(p[i], exponentials[i])
+        drawn = _race(p, i, exponentials[i])
         if drawn != token:
             return Verdict.chain(i, drawn, draft.k)
-    return Verdict.chain(draft.k, race(p[draft.k], exponentials[draft.k]), draft.k)
+    return Verdict.chain(draft.k, _race(p, draft.k, exponentials[draft.k]), draft.k)
+
+
+def _race(p: Rows, row: int, noise: Tensor | NoiseRow) -> int:
+    if isinstance(noise, Tensor) or not isinstance(p, Laws):
+        return race(p[row], noise)
+    return p.race(row, noise)

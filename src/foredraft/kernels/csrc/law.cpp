@@ -9,6 +9,8 @@
 
 using namespace foredraft;
 
+extern "C" long fd_race(const void* p, int wide, long n, uint64_t seed, uint64_t position, int threads, int isa);  // race.cpp
+
 namespace {
 
 // The controls of one request; kernels/law.py has the same fields.
@@ -286,6 +288,18 @@ long law_draw(P passes, const Controls& c, const void* logits, long n, const int
     return draw(passes, p.data(), nullptr, n, weight, 0.0, without, u, total);
 }
 
+// See fd_law_race.
+template <class P>
+long law_race(P passes, const Controls& c, const void* logits, int wide, long n, const int64_t* path, long length,
+              uint64_t seed, uint64_t position, int threads, int isa) {
+    using T = typename P::T;
+    thread_local std::vector<T> p;
+    if (static_cast<long>(p.size()) < n) p.resize(n);
+    const RowLaw<P> one{passes};
+    if (!one(c, static_cast<const T*>(logits), n, path, length, p.data(), 0, nullptr)) return -2;
+    return fd_race(p.data(), wide, n, seed, position, threads, isa);
+}
+
 }  // namespace
 
 extern "C" {
@@ -307,6 +321,14 @@ long fd_law_draw(const void* controls, const void* logits, int wide, long n, con
     const Controls& c = *static_cast<const Controls*>(controls);
     if (wide) return law_draw(Passes64{}, c, logits, n, path, length, weight, without, u, total);
     return law_draw(Passes32{rows(isa)}, c, logits, n, path, length, weight, without, u, total);
+}
+
+// fd_race over that law.
+long fd_law_race(const void* controls, const void* logits, int wide, long n, const int64_t* path, long length, uint64_t seed,
+                 uint64_t position, int threads, int isa) {
+    const Controls& c = *static_cast<const Controls*>(controls);
+    if (wide) return law_race(Passes64{}, c, logits, wide, n, path, length, seed, position, threads, isa);
+    return law_race(Passes32{rows(isa)}, c, logits, wide, n, path, length, seed, position, threads, isa);
 }
 
 }  // extern "C"
