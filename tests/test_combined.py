@@ -115,8 +115,11 @@ def seconds(make: Callable[[Clock], Drafter | None]) -> float:
 
 
 @pytest.mark.parametrize("good", [0.1, 0.4, 0.6, 0.8, 1.0])
-def test_never_more_than_three_per_cent_worse_than_the_better_one(good: float) -> None:
-    """A dear drafter that is right at a share ``good`` of positions, and a cheap one that is right at half of them."""
+def test_a_short_text_takes_at_most_five_per_cent_longer_than_with_the_better_one(good: float) -> None:
+    """A dear drafter that is right at a share ``good`` of positions, and a cheap one that is right at half of them.
+
+    The first trials are included; what is lost after them is in ``test_combined_regret.py``.
+    """
 
     def dear(clock: Clock) -> Drafter:
         return Timed(clock, oracle(wrong=lambda p: random.Random(p).random() >= good), 0.15)
@@ -127,7 +130,7 @@ def test_never_more_than_three_per_cent_worse_than_the_better_one(good: float) -
     def both(clock: Clock) -> Drafter:
         return CombinedDrafter([cheap(clock), dear(clock)], clock)
 
-    assert seconds(both) < 1.03 * min(seconds(make) for make in (cheap, dear, lambda clock: None))
+    assert seconds(both) < 1.05 * min(seconds(make) for make in (cheap, dear, lambda clock: None))
 
 
 def test_a_drafter_that_has_to_catch_up_is_charged_for_it() -> None:
@@ -145,14 +148,24 @@ def test_a_drafter_that_has_to_catch_up_is_charged_for_it() -> None:
 
 
 def test_what_was_seen_long_ago_is_believed_less() -> None:
-    record = Record()
-    for _ in range(30):
-        record.update(4, 0)
-    low = record.rate
-    for _ in range(1000):
-        record.fade(0.995)
-    assert low < 0.15
-    assert record.rate > 0.6
+    """One that failed is given up for another only until what was seen of it is old."""
+    failed, other = Record(tokens=10.0, seconds=10.0), Record(tokens=150.0, seconds=100.0)
+    assert failed.promise(lambda: 9.0) < other.promise(lambda: 9.0)  # 9.0 counts before the first draft only
+    for _ in range(300):
+        failed.fade()
+        other.fade()
+        other.tokens, other.seconds = other.tokens + 1.5, other.seconds + 1.0
+    assert failed.promise(lambda: 9.0) > other.promise(lambda: 9.0)
+
+
+def test_one_that_falls_silent_leaves_its_place_to_the_other() -> None:
+    """Promised much, then nothing to propose: a step in which it was asked in vain counts against it."""
+    silent, other = oracle(), oracle(wrong=lambda p: p % 4 == 0)
+    silent.max_context = 60
+    engine = Engine(target=model(), drafter=CombinedDrafter([silent, other]), k=3)
+    result = engine.generate([[1]], SamplingParams(max_tokens=200))[0]
+    assert result.stats.tokens_per_step is not None
+    assert result.stats.tokens_per_step > 1.8
 
 
 def test_nothing_is_left_of_ended_cancelled_and_failed_requests() -> None:

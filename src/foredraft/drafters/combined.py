@@ -1,17 +1,32 @@
 """Several drafters in one: each step is drafted by the one that promises the highest speed.
 
-Drafters that copy say before every step what to expect (:class:`~foredraft.drafters.outlook.Outlook`). Of others
-the acceptance rate is followed within each request, and what they take is measured. Expected tokens over expected
-seconds decide. The choice looks at the past only, so it cannot bend the law.
+Drafters that copy say before every step what to expect (:class:`~foredraft.drafters.outlook.Outlook`). Others promise
+the speed that their own steps had in this request: tokens written over seconds priced, not what a rate would let
+expect, which is wrong where acceptance comes and goes. The best promise drafts:
+
+- **Hope.** Steps count for less the longer ago they were, and a speed known from ``n`` of them counts for
+  ``1 + HOPE / sqrt(n)`` times as much (discounted UCB, Garivier and Moulines 2011, arXiv 0805.3415). Else a few early
+  rejections would shut out the better drafter for good.
+- **Stays.** One that is chosen stays for a few drafts. If each step were chosen anew, drafters that take turns at
+  being right could each be tried just when they are wrong.
+
+What holds of it, by ``tests/test_combined_regret.py``, where two drafters take turns at being right, drift or are
+alike: trials included, no text takes a tenth longer than with the better drafter alone, and after 300 tokens 64 of 69
+cases take at most 3 % longer. The others are drafters so close to each other that a text is too short to tell them
+apart, that change places slowly, or that take turns every few tokens. Most texts in which the better one changes less
+often than every ten tokens are faster than with either.
+
+The choice looks at the past only, so it cannot bend the law.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from torch import Tensor
@@ -24,8 +39,12 @@ from foredraft.types import NO_DRAFT, Draft, Verdict
 
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 2.0
-USED = 0.93  # what was seen counts for this much after another draft,
-UNUSED = 0.995  # and for this much after a step that was drafted otherwise
+DECAY = 0.93  # of the rate that draft lengths follow: as the engine's for a drafter alone
+MEMORY = 0.99  # of speeds, a drafted step
+HOPE = 0.5
+STAY = 3
+TRIAL = 2  # tokens of a draft that is only tried
+MARGIN = 1.02  # the engine drafts for more than this
 RECENT = 9
 ENOUGH = 3
 
@@ -35,26 +54,42 @@ class Record:
     """Acceptance of one drafter in one request.
 
     Attributes:
+        accepted: Tokens of its latest drafts that were accepted, and
+        rejected: drafts of which one was not.
         ended: Length of the text after its latest step; what was written since it has yet to read.
+        tokens: What its steps wrote, in tokens of plain steps, and
+        seconds: what they took, in seconds of plain steps.
     """
 
     accepted: float = 0.0
     rejected: float = 0.0
     ended: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
 
     @property
     def rate(self) -> float:
         seen = self.accepted + self.rejected
         return (PRIOR_RATE * PRIOR_WEIGHT + self.accepted) / (PRIOR_WEIGHT + seen)
 
-    def fade(self, by: float) -> None:
-        self.accepted *= by
-        self.rejected *= by
+    def promise(self, expected: Callable[[], float]) -> float:
+        """Speed over plain decoding that its next step may well have; ``expected()`` before it has drafted."""
+        if not self.seconds:
+            self.tokens, self.seconds = PRIOR_WEIGHT * expected(), PRIOR_WEIGHT
+        return self.tokens / self.seconds * (1 + HOPE / math.sqrt(self.seconds))
+
+    def fade(self) -> None:
+        """Believes its speed a little less."""
+        self.tokens *= MEMORY
+        self.seconds *= MEMORY
 
     def update(self, drafted: int, accepted: int) -> None:
-        self.fade(USED)
-        self.accepted += accepted
-        self.rejected += accepted < drafted
+        if drafted:
+            self.accepted = DECAY * self.accepted + accepted
+            self.rejected = DECAY * self.rejected + (accepted < drafted)
+
+
+NOTHING = Outlook(())
 
 
 class Costs:
@@ -71,10 +106,8 @@ class Costs:
             self._draft.append(seconds / depth)
             return
         self._first.append(seconds / depth)
-        if self._draft:
+        if self._draft:  # else nobody knows which part of it was reading
             self._read.append(max(seconds - depth * self.draft, 0.0) / backlog)
-        else:
-            self._read.append(seconds / (backlog + depth))
 
     @property
     def draft(self) -> float:
@@ -95,6 +128,10 @@ class _State:
     records: list[Record]
     chosen: int = 0
     choice_at: int = -1  # length of the text for which ``chosen`` was chosen
+    outlook: Outlook = NOTHING  # of ``chosen``
+    price: StepPrice = FREE
+    latest: int = -1  # drafter without foresight that drafted last, and
+    stayed: int = 0  # how many times in a row among those
     drafted: tuple[int, int] | None = None  # part and length of the draft under way
 
 
@@ -162,12 +199,24 @@ class CombinedDrafter(Drafter):
     def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook:
         state = self._states[request.id]
         outlooks = [self._prospect(i, request, limit, price) for i in range(len(self.parts))]
-        gains = [price.best(outlook)[0] for outlook in outlooks]
-        best = max(range(len(gains)), key=gains.__getitem__)
-        if gains[best] == 1.0:  # nobody promises anything: if one is tried all the same, then one that needs trials
-            best = next((i for i, outlook in enumerate(outlooks) if not outlook.watched), best)
-        state.chosen, state.choice_at = best, len(request.ids)
-        return outlooks[best]
+        promises = [
+            price.best(outlook)[0] if outlook.watched else record.promise(lambda o=outlook: price.best(o)[0])  # type: ignore[misc]
+            for outlook, record in zip(outlooks, state.records, strict=True)
+        ]
+        stays = 0 < state.stayed < STAY
+
+        def rank(i: int) -> tuple[bool, float]:
+            return not stays or outlooks[i].watched or i == state.latest, promises[i]
+
+        for i in sorted(range(len(outlooks)), key=rank, reverse=True):
+            found = _paying(outlooks[i], limit, price) if promises[i] > 1.0 else None
+            if found is not None:
+                break
+        else:  # nobody promises anything: if one is tried all the same, then one that needs trials
+            i = next((i for i, outlook in enumerate(outlooks) if not outlook.watched), 0)
+            found = outlooks[i]
+        state.chosen, state.choice_at, state.outlook, state.price = i, len(request.ids), found, price
+        return found
 
     def _prospect(self, i: int, request: DraftRequest, limit: int, price: StepPrice) -> Outlook:
         """The part's own outlook, or what its record in this request lets expect."""
@@ -217,16 +266,26 @@ class CombinedDrafter(Drafter):
         state = self._states[request.id]
         drafted, state.drafted = state.drafted, None
         other = None if verdict is None else Verdict.chain(0, verdict.next_token, 0)
+        if verdict is not None and drafted is not None:
+            self._learn(state, *drafted, verdict.accepted, len(request.ids))
         for i, part in enumerate(self.parts):
             mine = drafted is not None and drafted[0] == i
-            if verdict is not None and drafted is not None and drafted[1]:
-                if mine:
-                    state.records[i].update(drafted[1], verdict.accepted)
-                    state.records[i].ended = len(request.ids)
-                else:
-                    state.records[i].fade(UNUSED)
             wanted = taps[:, part.columns] if taps is not None and part.columns else None
             part.drafter.observe(request, verdict if mine else other, wanted)
+
+    def _learn(self, state: _State, i: int, drafted: int, accepted: int, length: int) -> None:
+        """Takes in a step of drafter ``i``; one that was asked in vain has written what a plain step writes."""
+        for record in state.records:
+            record.fade()
+        record, outlook, price = state.records[i], state.outlook, state.price
+        if not outlook.watched:
+            state.stayed = state.stayed + 1 if state.latest == i else 1
+            state.latest = i
+        record.tokens += 1 + accepted / price.tokens
+        record.seconds += _seconds(outlook, drafted, price) / price.seconds(0) if drafted else 1.0
+        record.update(drafted, accepted)
+        if drafted:
+            record.ended = length
 
     def stop(self, request: DraftRequest) -> None:
         self._states.pop(request.id, None)
@@ -236,6 +295,20 @@ class CombinedDrafter(Drafter):
     def reset(self) -> None:
         for part in self.parts:
             part.drafter.reset()
+
+
+def _paying(outlook: Outlook, limit: int, price: StepPrice) -> Outlook | None:
+    """The outlook if the engine will draft for it, or else one of a short trial; None if even that cannot pay."""
+    if outlook.watched or price.best(outlook)[0] > MARGIN:
+        return outlook
+    trial = replace(outlook, reach=(1.0,) * min(TRIAL, limit))
+    return trial if price.best(trial)[0] > MARGIN else None
+
+
+def _seconds(outlook: Outlook, drafted: int, price: StepPrice) -> float:
+    """Of a step with ``drafted`` tokens."""
+    each = price.draft_seconds if outlook.seconds is None else outlook.seconds
+    return price.seconds(drafted) + outlook.setup + drafted * each
 
 
 def _median(values: Sequence[float]) -> float:
