@@ -16,7 +16,7 @@ from foredraft.models.base import Segment
 from foredraft.models.catalog import resolve
 from foredraft.models.loading import load_model
 
-MODEL = resolve("smollm2-135m") or SMOLLM2
+MODEL = SMOLLM2
 pytestmark = [
     pytest.mark.real_model,
     pytest.mark.skipif(not MODEL.exists(), reason="the small real model is not here (make fetch)"),

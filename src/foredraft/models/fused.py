@@ -14,9 +14,13 @@ from foredraft.kernels.decoder_pass import DecoderPass, PassLayer, PassSegment, 
 from foredraft.kernels.linear import PackedLinear
 from foredraft.models.base import ForwardOutput, Segment
 from foredraft.models.decoder import Decoder, Layer
+from foredraft.models.experts import PassPrior
 from foredraft.models.mlp import GatedMlp
 from foredraft.models.rope import half_angles
 from foredraft.models.shape import DecoderShape
+
+ROW_SHARE = {"float32": 0.18, "int16": 0.13, "int8": 0.1, "bfloat16": 0.08}
+"""What one more row adds to a pass, as a share of a pass of one row, by type: see the curves of docs/benchmarks.md."""
 
 
 class FusedDecoder(Decoder):
@@ -53,6 +57,16 @@ class FusedDecoder(Decoder):
     def embedding_rows(self) -> tuple[PackedLinear, float]:
         """The packed matrix whose rows are the embeddings, and the factor that they are multiplied with."""
         return self._table, self.shape.embedding_scale
+
+    @property
+    def pass_prior(self) -> PassPrior:
+        """Weights are read once for all rows, but every row is multiplied with them.
+
+        A batch that believed the first rows that nobody has measured yet to be free would draft a long way for all its
+        requests at once, and pay for it.
+        """
+        share = ROW_SHARE["bfloat16" if self.dtype == torch.bfloat16 else self._pass_head.activations]
+        return lambda rows: 1 + share * (rows - 1)
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> ForwardOutput:
         """One pass over packed segments (see :meth:`foredraft.models.base.Target.forward`); taps are float32."""
