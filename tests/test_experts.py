@@ -15,6 +15,7 @@ from foredraft.engine.controller import Acceptance, Candidate, Controller
 from foredraft.engine.costs import PassCosts
 from foredraft.models.experts import PassPrior, pass_prior, prior_of_module, touched
 from foredraft.models.fused import FusedDecoder
+from foredraft.models.linear import dense_linear
 from foredraft.models.packed import packed_linear
 from foredraft.testing import ScriptedDrafter, TableModel
 
@@ -51,7 +52,7 @@ def test_both_kinds_of_model_know_their_experts(family: str, tmp_path: Path) -> 
 
 
 def test_a_model_without_experts_has_no_prior(tmp_path: Path) -> None:
-    assert save_and_load(make_hf("llama"), tmp_path).pass_prior is None
+    assert save_and_load(make_hf("llama"), tmp_path, make_linear=dense_linear).pass_prior is None
     assert prior_of_module(tf.GPT2LMHeadModel(tf.GPT2Config(n_layer=1, n_embd=32, n_head=2)), tf.GPT2Config()) is None
 
 
