@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
+import random
+import statistics
 from collections.abc import Callable
 
 import pytest
@@ -155,6 +158,24 @@ def test_costs_follow_the_level_and_keep_the_shape() -> None:
     assert costs.estimate(4) == pytest.approx(4.0, rel=0.01)
     assert costs.estimate(1) / costs.estimate(16) == pytest.approx(0.2)  # type: ignore[operator]
     assert 1.2 < costs.estimate(1) < 2.1  # type: ignore[operator]
+
+
+def test_noise_does_not_make_further_rows_cheap() -> None:
+    """A large batch has another number of rows in every step: the least of many noisy costs must not be believed."""
+    ratios = []
+    for seed in range(8):
+        rng, costs = random.Random(seed), PassCosts()
+        for _ in range(60):
+            for rows in (16, rng.randint(17, 40)):
+                costs.observe(rows, (1 + 0.1 * rows) * math.exp(rng.gauss(0, 0.1)))
+        base = costs.estimate(16)
+        assert base is not None
+        for rows in range(18, 40):
+            found = costs.estimate(rows)
+            assert found is not None
+            ratios.append(found / base / ((1 + 0.1 * rows) / 2.6))
+    assert statistics.mean(ratios) == pytest.approx(1.0, abs=0.03)
+    assert statistics.quantiles(ratios, n=10)[0] > 0.93
 
 
 def test_one_outlier_does_not_stand() -> None:

@@ -103,7 +103,7 @@ class Controller:
         drafts: Measured costs of drafting.
     """
 
-    def __init__(self, prior: Callable[[int], float] | None = None) -> None:
+    def __init__(self, prior: Callable[[float], float] | None = None) -> None:
         self.passes = PassCosts(prior)
         self.drafts = DraftCosts()
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 LEVEL_WEIGHT = 0.25
 SHAPE_WEIGHT = 0.1
 TRUST = 4.0  # one pass may move the estimates by at most this factor: a shared machine has outliers
+ALIKE = 1.3  # two measurements further apart than this are no noise: the dearer was disturbed
+MOST_TIMES = 10  # measurements that a shape remembers
 DOUBT = 0.98  # what was measured once is believed a little less after every other pass
 
 
@@ -16,23 +18,26 @@ class PassCosts:
 
     The level follows every pass quickly: it carries what changes for all row counts at once, such as a longer
     context, a hotter machine or another program on it. The shape (how much dearer n rows are than one) is
-    learnt slowly, per row count. So a row count that has not been run for a while stays comparable.
+    learnt slowly, per row count (of large passes, per range of row counts). So a row count that has not been run for a while stays comparable.
 
     A row count measured only once may have met a disturbance (a first call that compiles, a busy neighbour), and
-    would never be run again if it seems dear. So its estimate sinks until it is worth a second try; of the two
-    measurements the smaller counts.
+    would never be run again if it seems dear. So its estimate sinks until it is worth a second try; if the two
+    measurements are far apart, the smaller counts.
 
     Args:
         prior: Rows -> expected cost over that of one row, never decreasing; None where further rows are expected to be
             free. What was measured counts; between and beyond it, and before, the estimate follows the prior's shape.
     """
 
-    def __init__(self, prior: Callable[[int], float] | None = None) -> None:
+    def __init__(self, prior: Callable[[float], float] | None = None) -> None:
         self.prior = prior or (lambda rows: 1.0)
         self.level = 0.0
         self.shape: dict[int, float] = {}
+        self._times: dict[int, int] = {}
         self._once: dict[int, float] = {}  # shapes as measured, of row counts measured once
-        self._known: list[int] = []  # row counts, ascending, and their shapes without bumps
+        self._means: dict[int, float] = {}  # rows of the passes that are kept under one row count
+        self._keys: list[int] = []
+        self._known: list[float] = []  # their means, ascending, and the shapes without bumps
         self._smooth: list[float] = []
 
     @property
@@ -44,26 +49,51 @@ class PassCosts:
         """Takes in one measured pass."""
         if seconds <= 0:
             return
+        count, rows = rows, _near(rows)
         if not self.shape:
             self.level = seconds
         if rows not in self.shape:
             self.shape[rows] = self._once[rows] = seconds / self.level
         elif rows in self._once:
-            self.shape[rows] = min(self._once.pop(rows), seconds / self.level)
+            first, second = sorted((self._once.pop(rows), seconds / self.level))
+            self.shape[rows] = first if second > ALIKE * first else (first + second) / 2
         else:
             ratio = min(max(seconds / (self.level * self.shape[rows]), 1 / TRUST), TRUST)
             self.level *= ratio**LEVEL_WEIGHT
-            self.shape[rows] *= ratio**SHAPE_WEIGHT
-        self._known = sorted(self.shape)
+            self.shape[rows] *= ratio ** max(SHAPE_WEIGHT, 1 / (self._times[rows] + 1))
+        times = self._times[rows] = min(self._times.get(rows, 0) + 1, MOST_TIMES)
+        mean = self._means.get(rows, 0.0)
+        self._means[rows] = mean + (count - mean) / times
+        self._keys = sorted(self.shape)
+        self._known = [self._means[n] for n in self._keys]
         self._doubt(rows)
-        self._smooth = [self.shape[n] for n in self._known]
-        for i in range(len(self._smooth) - 2, -1, -1):
-            self._smooth[i] = min(self._smooth[i], self._smooth[i + 1])
+        self._smooth = self._rising()
+
+    def _rising(self) -> list[float]:
+        """The shapes without bumps: where more rows seem cheaper, both are given their mean, weighed by measurements.
+
+        What was measured once is no more than what is known of further rows. The mean and not the lesser: the least of
+        many measurements is cheap by luck, and drafting would go there, and lose.
+        """
+        blocks: list[tuple[float, int, int]] = []  # mean, measurements, row counts; the largest first
+        for n in reversed(self._keys):
+            mean, times, members = self.shape[n], self._times[n], 1
+            if blocks and n in self._once:
+                mean = min(mean, blocks[-1][0])
+            while blocks and blocks[-1][0] < mean:
+                other, weight, more = blocks.pop()
+                mean, times, members = (
+                    (mean * times + other * weight) / (times + weight),
+                    times + weight,
+                    members + more,
+                )
+            blocks.append((mean, times, members))
+        return [mean for mean, _, members in reversed(blocks) for _ in range(members)]
 
     def _doubt(self, rows: int) -> None:
         """Lets row counts measured once sink, though not under what fewer rows cost."""
-        floor = self.shape[self._known[0]]
-        for n in self._known:
+        floor = self.shape[self._keys[0]]
+        for n in self._keys:
             if n in self._once and n != rows:
                 self.shape[n] = min(self.shape[n], max(self.shape[n] * DOUBT, floor))
             floor = max(floor, self.shape[n])
@@ -92,6 +122,16 @@ class PassCosts:
             shape = max(values[at - 1], ratio * self.prior(rows))
             shape = shape if beyond else min(shape, values[at])
         return self.level * shape
+
+
+def _near(rows: int) -> int:
+    """The row count under which a pass is kept: itself up to 8, then four to an octave.
+
+    Passes of a large batch have a new number of rows in nearly every step. Kept apart, each would be measured once or
+    twice, and the cheapest of many such measurements is cheap by luck: drafting would go there, and lose.
+    """
+    step = 1 << max((rows - 1).bit_length() - 3, 0)
+    return (rows + step // 2) // step * step
 
 
 class DraftCosts:

@@ -11,11 +11,11 @@ from typing import Any
 
 from foredraft.models.shape import DecoderShape
 
-PassPrior = Callable[[int], float]
+PassPrior = Callable[[float], float]
 """Rows of a pass -> its expected cost over that of a pass of one row; 1 for one row, never decreasing."""
 
 
-def touched(experts: int, top_k: int, rows: int) -> float:
+def touched(experts: int, top_k: int, rows: float) -> float:
     """Experts that ``rows`` independently routed rows touch on average.
 
     Args:
