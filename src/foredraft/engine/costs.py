@@ -17,8 +17,9 @@ class PassCosts:
     """Seconds of a pass with what a step does around it, by its rows, kept as ``level · shape(rows)``.
 
     The level follows every pass quickly: it carries what changes for all row counts at once, such as a longer
-    context, a hotter machine or another program on it. The shape (how much dearer n rows are than one) is
-    learnt slowly, per row count (of large passes, per range of row counts). So a row count that has not been run for a while stays comparable.
+    context, a hotter machine or another program on it. The shape (how much dearer n rows are than one) is learnt
+    slowly, per row count; of large passes, per range of row counts. So what has not been run for a while stays
+    comparable.
 
     A row count measured only once may have met a disturbance (a first call that compiles, a busy neighbour), and
     would never be run again if it seems dear. So its estimate sinks until it is worth a second try; if the two

@@ -23,7 +23,7 @@ def touched(experts: int, top_k: int, rows: float) -> float:
         top_k: Experts a row, ``1 <= top_k <= experts``.
         rows: At least 0.
     """
-    return experts * (1 - (1 - top_k / experts) ** rows)
+    return experts * (1 - float((1 - top_k / experts) ** rows))
 
 
 def pass_prior(dense: float, expert: float, experts: int, top_k: int) -> PassPrior:
