@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, cast
@@ -19,8 +20,14 @@ from foredraft.models.mlp import GatedMlp
 from foredraft.models.rope import half_angles
 from foredraft.models.shape import DecoderShape
 
-ROW_SHARE = {"float32": 0.18, "int16": 0.13, "int8": 0.1, "bfloat16": 0.08}
-"""What one more row adds to a pass, as a share of a pass of one row, by type: see the curves of docs/benchmarks.md."""
+PASS_ROWS = (1, 2, 4, 8, 16)
+PASS_COSTS = {
+    "float32": (1.0, 1.12, 1.48, 2.06, 4.1),
+    "int16": (1.0, 1.1, 1.35, 1.8, 3.3),
+    "int8": (1.0, 1.05, 1.15, 1.48, 2.54),
+    "bfloat16": (1.0, 1.0, 1.16, 1.56, 2.61),
+}
+"""Cost of a pass of so many rows over that of one, by type: near the curves of docs/benchmarks.md."""
 
 
 class FusedDecoder(Decoder):
@@ -65,8 +72,14 @@ class FusedDecoder(Decoder):
         A batch that believed the first rows that nobody has measured yet to be free would draft a long way for all its
         requests at once, and pay for it.
         """
-        share = ROW_SHARE["bfloat16" if self.dtype == torch.bfloat16 else self._pass_head.activations]
-        return lambda rows: 1 + share * (rows - 1)
+        costs = PASS_COSTS["bfloat16" if self.dtype == torch.bfloat16 else self._pass_head.activations]
+
+        def prior(rows: float) -> float:
+            i = min(max(bisect_left(PASS_ROWS, rows), 1), len(PASS_ROWS) - 1)
+            slope = (costs[i] - costs[i - 1]) / (PASS_ROWS[i] - PASS_ROWS[i - 1])
+            return costs[i] + slope * (rows - PASS_ROWS[i])
+
+        return prior
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> ForwardOutput:
         """One pass over packed segments (see :meth:`foredraft.models.base.Target.forward`); taps are float32."""
