@@ -146,3 +146,14 @@ def test_a_large_batch_does_not_believe_rows_to_be_free_that_it_never_ran(tmp_pa
     assert drafted(prior, 16) == 0
     assert drafted(None, 16) > 12
     assert drafted(prior, 1) > 0
+
+
+def test_a_request_alone_tries_although_the_prior_is_dark() -> None:
+    controller, state = Controller(lambda rows: 1 + 2 * (rows - 1)), Acceptance()
+    ks = []
+    for _ in range(40):
+        ks += controller.choose([Candidate(state, 8, SpeculationConfig(k="auto"))], 1)
+        controller.passes.observe(1 + ks[-1], 0.01)  # rows are free here
+        state.update(ks[-1], ks[-1])
+    assert ks[:15] == [0] * 15
+    assert min(ks[20:]) > 0

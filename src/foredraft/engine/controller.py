@@ -168,8 +168,11 @@ class Controller:
     def _patience(self, base_rows: int, requests: int) -> float:
         """Plain steps that every request must wait between trial drafts, so that all of them cost no more than a share.
 
-        Requests that began together try together, and in a large batch a trial's rows are not free.
+        Requests that began together try together, and in a large batch a trial's rows are not free. One alone need not
+        wait because of a price that nobody has measured.
         """
+        if requests == 1 and self.passes.largest <= base_rows:
+            return 0.0
         plain, tried = self.passes.estimate(base_rows), self.passes.estimate(base_rows + PROBE)
         return requests * max(tried / plain - 1, 0.0) / TRIALS if plain and tried else 0.0
 
