@@ -276,28 +276,21 @@ long law(P passes, const Controls& c, const void* logits, long count, long n, co
     return bad;
 }
 
-// See fd_law_draw.
+// The law of one row in memory that lasts until this thread's next call; null if the reference must be asked.
+template <class P>
+const typename P::T* law_of_row(P passes, const Controls& c, const void* logits, long n, const int64_t* path, long length) {
+    using T = typename P::T;
+    thread_local std::vector<T> p;
+    if (static_cast<long>(p.size()) < n) p.resize(n);
+    const bool sound = RowLaw<P>{passes}(c, static_cast<const T*>(logits), n, path, length, p.data(), 0, nullptr);
+    return sound ? p.data() : nullptr;
+}
+
 template <class P>
 long law_draw(P passes, const Controls& c, const void* logits, long n, const int64_t* path, long length, double weight,
               long without, double u, double* total) {
-    using T = typename P::T;
-    thread_local std::vector<T> p;
-    if (static_cast<long>(p.size()) < n) p.resize(n);
-    const RowLaw<P> one{passes};
-    if (!one(c, static_cast<const T*>(logits), n, path, length, p.data(), 0, nullptr)) return -2;
-    return draw(passes, p.data(), nullptr, n, weight, 0.0, without, u, total);
-}
-
-// See fd_law_race.
-template <class P>
-long law_race(P passes, const Controls& c, const void* logits, int wide, long n, const int64_t* path, long length,
-              uint64_t seed, uint64_t position, int threads, int isa) {
-    using T = typename P::T;
-    thread_local std::vector<T> p;
-    if (static_cast<long>(p.size()) < n) p.resize(n);
-    const RowLaw<P> one{passes};
-    if (!one(c, static_cast<const T*>(logits), n, path, length, p.data(), 0, nullptr)) return -2;
-    return fd_race(p.data(), wide, n, seed, position, threads, isa);
+    const auto* p = law_of_row(passes, c, logits, n, path, length);
+    return p ? draw(passes, p, nullptr, n, weight, 0.0, without, u, total) : -2;
 }
 
 }  // namespace
@@ -327,8 +320,9 @@ long fd_law_draw(const void* controls, const void* logits, int wide, long n, con
 long fd_law_race(const void* controls, const void* logits, int wide, long n, const int64_t* path, long length, uint64_t seed,
                  uint64_t position, int threads, int isa) {
     const Controls& c = *static_cast<const Controls*>(controls);
-    if (wide) return law_race(Passes64{}, c, logits, wide, n, path, length, seed, position, threads, isa);
-    return law_race(Passes32{rows(isa)}, c, logits, wide, n, path, length, seed, position, threads, isa);
+    const void* p = wide ? static_cast<const void*>(law_of_row(Passes64{}, c, logits, n, path, length))
+                         : law_of_row(Passes32{rows(isa)}, c, logits, n, path, length);
+    return p ? fd_race(p, wide, n, seed, position, threads, isa) : -2;
 }
 
 }  // extern "C"

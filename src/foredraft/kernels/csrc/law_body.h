@@ -30,25 +30,33 @@ FD_OP float largest(V8 v) {
     return best;
 }
 
-// e^x for x <= 0 to about one unit in the last place; 0 below -86.6, where float32 runs out of normal numbers.
-FD_OP V8 exp8(V8 x) {
-    const V8 low = splat8(-86.6f);
-    const V8 bounded = larger(x, low);
-    const V8 magic = splat8(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the last bits
-    const V8 t = FD_FMA(bounded, splat8(1.44269504f), magic);
-    const V8 n = t - magic;
-    V8 r = FD_FMA(n, splat8(-0.693145752f), bounded);
-    r = FD_FMA(n, splat8(-1.42860677e-6f), r);
-    V8 p = splat8(1.0f / 720);
-    p = FD_FMA(p, r, splat8(1.0f / 120));
-    p = FD_FMA(p, r, splat8(1.0f / 24));
-    p = FD_FMA(p, r, splat8(1.0f / 6));
-    p = FD_FMA(p, r, splat8(0.5f));
-    p = FD_FMA(p, r, splat8(1.0f));
-    p = FD_FMA(p, r, splat8(1.0f));
-    const V8 result = (V8)((I8)p + ((I8)t << 23));
-    return x < low ? splat8(0.0f) : result;
+template <class V>
+FD_OP V splat(float v) {
+    return v - V{};  // not v + 0, which would lose the sign of a zero
 }
+
+// e^x for x <= 0 to about one unit in the last place; 0 below -86.6, where float32 runs out of normal numbers.
+template <class V>
+FD_OP V exponential(V x) {
+    using I = decltype(x < x);
+    const V low = splat<V>(-86.6f);
+    const V bounded = x > low ? x : low;  // low where x is NaN
+    const V magic = splat<V>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, in the last bits
+    const V t = FD_FMA(bounded, splat<V>(1.44269504f), magic);
+    const V n = t - magic;
+    V r = FD_FMA(n, splat<V>(-0.693145752f), bounded);
+    r = FD_FMA(n, splat<V>(-1.42860677e-6f), r);
+    V p = splat<V>(1.0f / 720);
+    p = FD_FMA(p, r, splat<V>(1.0f / 120));
+    p = FD_FMA(p, r, splat<V>(1.0f / 24));
+    p = FD_FMA(p, r, splat<V>(1.0f / 6));
+    p = FD_FMA(p, r, splat<V>(0.5f));
+    p = FD_FMA(p, r, splat<V>(1.0f));
+    p = FD_FMA(p, r, splat<V>(1.0f));
+    const V result = (V)((I)p + ((I)t << 23));
+    return x < low ? splat<V>(0.0f) : result;
+}
+FD_OP V8 exp8(V8 x) { return exponential(x); }
 
 #ifndef FD_EXP16
 #define FD_EXP16(x, s, f, p, q) p = exp8((load8(x) - s) * f), q = exp8((load8((x) + 8) - s) * f)
