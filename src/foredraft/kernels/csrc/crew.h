@@ -2,7 +2,6 @@
 // they are independent, outputs in the products; no sum is ever split, so neither threads nor company change a bit.
 #pragma once
 #include <algorithm>
-#include <deque>
 #include <vector>
 
 #include "barrier.h"
@@ -37,15 +36,15 @@ constexpr long kQueryTile = 16;  // queries at most that share a reading of keys
 
 class Crew {
   public:
-    Crew(int64_t isa, int64_t activations, Rounded& rounded, std::deque<std::atomic<long>>& counters, Barrier& barrier,
+    Crew(int64_t isa, int64_t activations, Rounded& rounded, Shares& shares, Barrier& barrier,
          int thread, int team)
-        : isa_(static_cast<int>(isa)), activations_(static_cast<int>(activations)), rounded_(rounded), counters_(counters),
+        : isa_(static_cast<int>(isa)), activations_(static_cast<int>(activations)), rounded_(rounded), shares_(shares),
           barrier_(barrier), ops_(isa == kIsaAvx512 ? kOpsAvx512 : isa == kIsaAvx2 ? kOpsAvx2 : kOpsPortable), thread_(thread), team_(team) {}
 
   protected:
     const int isa_, activations_;
     Rounded& rounded_;
-    std::deque<std::atomic<long>>& counters_;  // one for each stage that hands out its work
+    Shares& shares_;  // of each stage that hands out its work
     Barrier& barrier_;
     const Ops& ops_;
     const int thread_, team_;
@@ -92,7 +91,7 @@ class Crew {
             const Matrix& a = product.part[i];
             const int format = static_cast<int>(a.format), kind = usable(format, activations_);
             const Linear l{format, a.weights, a.out, product.in, x, product.in, n, a.bias, y, ldy, isa_, kind, add};
-            linear_units(l, rounded_.of(kind).view(product.in, n), counters_[stage_++], team_);
+            linear_units(l, rounded_.of(kind).view(product.in, n), shares_.of(stage_++, thread_, team_));
             y += a.out;
         }
         meet();

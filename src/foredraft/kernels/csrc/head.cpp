@@ -97,9 +97,9 @@ long largest(const float* x, long n) {
 // One thread's view of a step.
 class Worker : Crew {
   public:
-    Worker(const Head& m, const HeadStep& s, Workspace& w, std::deque<std::atomic<long>>& counters, Barrier& barrier,
+    Worker(const Head& m, const HeadStep& s, Workspace& w, Shares& shares, Barrier& barrier,
            int thread, int team)
-        : Crew(s.isa, m.activations, w.rounded, counters, barrier, thread, team), m_(m), s_(s), w_(w) {}
+        : Crew(s.isa, m.activations, w.rounded, shares, barrier, thread, team), m_(m), s_(s), w_(w) {}
 
     void run() {
         features();
@@ -197,7 +197,7 @@ class Worker : Crew {
         const long dim = m_.head_dim, width = (m_.heads + 2 * m_.kv_heads) * dim, out = m_.heads * dim;
         const long group = m_.heads / m_.kv_heads;
         const AttentionShape a{m_.heads, m_.kv_heads, dim, kCacheF32, 0, m_.attention_scale, 0.0f};
-        std::atomic<long>& next = counters_[stage_++];
+        std::atomic<long>& next = *shares_.of(stage_++, 0, 1).taken;
         long item = 0, mine = next.fetch_add(1), rows = 0;
         for (const Part& p : w_.parts) {
             const long before = p.first - p.pending;  // row 0 of the text as `seen` counts them
@@ -272,9 +272,9 @@ void fd_head(const Head* m, HeadStep* step) {
     w.tokens.resize(static_cast<size_t>(s.texts));
     w.reserve(*m, s.rows, reach, std::max<long>(s.logits ? 0 : wanted, drafts > 1 ? s.texts : 0));
     arrange(w);
-    std::deque<std::atomic<long>> counters(static_cast<size_t>(3 + 16 * std::max(1L, drafts)));
+    Shares shares(s.threads, static_cast<size_t>(3 + 16 * std::max(1L, drafts)));
     Barrier barrier;
-    with_team(s.threads, [&](int thread, int team) { Worker(*m, s, w, counters, barrier, thread, team).run(); });
+    with_team(s.threads, [&](int thread, int team) { Worker(*m, s, w, shares, barrier, thread, team).run(); });
 }
 
 }  // extern "C"

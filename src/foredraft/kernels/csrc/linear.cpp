@@ -2,7 +2,6 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "barrier.h"
 
@@ -29,15 +28,15 @@ static long tile_rows(const Linear& l) {
     return l.activations != kFloat && l.format != kQ6K ? 5 : 8;
 }
 
-void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, int team) {
+void linear_units(const Linear& l, const Quantised& q, const Share& share) {
     const Kernels& k = kernels(l.isa);
     const long count = panels(l.out), units = (count + kUnit - 1) / kUnit;
-    const long chunk = std::max(1L, units / (8L * team));
+    const long chunk = std::max(1L, units / (8L * share.team));
     const long most = tile_rows(l), tiles = (l.n + most - 1) / most;
     Tile t{0, 0, nullptr, panel_bytes(l.format, l.in), nullptr, l.ldx, 0, l.in};
     float sums[8 * 32];
-    for (long first = next.fetch_add(chunk); first < units; first = next.fetch_add(chunk)) {
-        for (long unit = first; unit < std::min(units, first + chunk); ++unit) {
+    share.each(units, chunk, [&](long first, long last) {
+        for (long unit = first; unit < last; ++unit) {
             const long panel = unit * kUnit, column = panel * kLanes;
             t.count = static_cast<int>(std::min<long>(kUnit, count - panel));
             t.weights = l.weights + panel * t.stride;
@@ -62,7 +61,7 @@ void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, 
                 }
             }
         }
-    }
+    });
 }
 
 void Scratch::reserve(size_t blocks) {
@@ -113,14 +112,14 @@ void fd_linear(int format, const uint8_t* weights, long out, long in, const floa
     if (l.activations != kFloat) scratch.reserve(static_cast<size_t>(n * (in / 32)));
     Scratch& mine = scratch;  // the caller's, also when another thread of the team names it
     const Quantised q = mine.view(in, n);
-    std::atomic<long> next{0};
+    Shares shares(threads, 1);
     Barrier barrier;
     const auto body = [&](int thread, int team) {
         if (l.activations != kFloat) {
             quantise_share(l, mine, thread, team);
             if (team > 1) barrier.meet(team);
         }
-        linear_units(l, q, next, team);
+        linear_units(l, q, shares.of(0, thread, team));
     };
 #ifdef _OPENMP
     if (threads > 1) {

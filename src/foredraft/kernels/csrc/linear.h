@@ -1,9 +1,9 @@
 // Matrix products by a team of threads.
 #pragma once
-#include <atomic>
 #include <vector>
 
 #include "layout.h"
+#include "shares.h"
 
 namespace foredraft {
 
@@ -42,7 +42,7 @@ void quantise_blocks(int isa, int activations, const float* x, long block, long 
 // Rounds this thread's share of all blocks of all rows; rounding is local to a block, so the shares cannot matter.
 void quantise_share(const Linear& l, Scratch& scratch, int thread, int team);
 
-// Takes units of outputs from `next` until none is left. Called by every thread of a team.
-void linear_units(const Linear& l, const Quantised& q, std::atomic<long>& next, int team);
+// Computes units of outputs until none is left. Called by every thread of a team.
+void linear_units(const Linear& l, const Quantised& q, const Share& share);
 
 }  // namespace foredraft

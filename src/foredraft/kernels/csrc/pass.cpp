@@ -25,9 +25,9 @@ struct Workspace {
 // One thread's view of the pass.
 class Worker : Crew {
   public:
-    Worker(const Model& m, const Pass& p, Workspace& w, std::deque<std::atomic<long>>& counters, Barrier& barrier,
+    Worker(const Model& m, const Pass& p, Workspace& w, Shares& shares, Barrier& barrier,
            int thread, int team)
-        : Crew(p.isa, m.activations, w.rounded, counters, barrier, thread, team), m_(m), p_(p), w_(w) {}
+        : Crew(p.isa, m.activations, w.rounded, shares, barrier, thread, team), m_(m), p_(p), w_(w) {}
 
     void run() {
         embed();
@@ -112,7 +112,7 @@ class Worker : Crew {
         const long dim = m_.head_dim, width = (m_.heads + 2 * m_.kv_heads) * dim, out = m_.heads * dim;
         const long group = m_.heads / m_.kv_heads;
         const AttentionShape a{m_.heads, m_.kv_heads, dim, m_.cache_type, l.window, m_.attention_scale, m_.attention_softcap};
-        std::atomic<long>& next = counters_[stage_++];
+        std::atomic<long>& next = *shares_.of(stage_++, 0, 1).taken;
         long item = 0, mine = next.fetch_add(1);
         for (const Segment* s = p_.segment; s < p_.segment + p_.segments; ++s) {
             const long queries = s->rows * group, cuts = tiles(queries, p_.segments * m_.kv_heads);
@@ -183,9 +183,9 @@ void fd_pass(const Model* m, const Pass* pass) {
     Pass p = *pass;
     p.isa = usable_isa(static_cast<int>(p.isa));
     w.reserve(*m, p);
-    std::deque<std::atomic<long>> counters(static_cast<size_t>(9 * m->layers + 3));
+    Shares shares(p.threads, static_cast<size_t>(9 * m->layers + 3));
     Barrier barrier;
-    with_team(p.threads, [&](int thread, int team) { Worker(*m, p, w, counters, barrier, thread, team).run(); });
+    with_team(p.threads, [&](int thread, int team) { Worker(*m, p, w, shares, barrier, thread, team).run(); });
 }
 
 }  // extern "C"
