@@ -62,3 +62,11 @@ def test_no_draft_gives_none_not_nan() -> None:
     assert spec["draft_acceptance_rate"] is None
     assert spec["mean_acceptance_length"] is None
     assert spec["tokens_per_step"] == 1.0
+
+
+def test_a_printed_result_fits_on_a_screen() -> None:
+    result = Engine(target=model()).generate([[1, 2, 3]], SamplingParams(max_tokens=64))[0]
+    shown = repr(result)
+    assert len(shown) < 800
+    assert "SpecStats(steps=" in shown
+    assert "StepRecord" not in shown

@@ -52,7 +52,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One finished request.
+    """One finished request. What has an entry a token is left out when it is printed.
 
     Attributes:
         text: Decoded output up to the stop string; empty without a tokenizer.
@@ -70,11 +70,11 @@ class Result:
     """
 
     id: str
-    prompt_ids: list[int]
+    prompt_ids: list[int] = field(repr=False)
     text: str
-    token_ids: list[int]
-    kinds: list[TokenKind]
-    logprobs: list[TokenLogprob] | None
+    token_ids: list[int] = field(repr=False)
+    kinds: list[TokenKind] = field(repr=False)
+    logprobs: list[TokenLogprob] | None = field(repr=False)
     finish_reason: FinishReason
     seed: int
     usage: Usage
@@ -84,7 +84,7 @@ class Result:
     drafter: str = "none"
     plain_steps: int = 0
     error: ForedraftError | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = field(default=None, repr=False)
 
     @property
     def metrics(self) -> dict[str, Any]:

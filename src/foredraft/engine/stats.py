@@ -9,7 +9,7 @@ from typing import Any
 from foredraft.types import StepRecord
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class SpecStats:
     """Counts of one request, or of many pooled with :meth:`merge`. The bonus token never counts as accepted.
 
@@ -22,6 +22,10 @@ class SpecStats:
 
     counts: Counter[StepRecord] = field(default_factory=Counter)
     trace: list[StepRecord] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        drafted, accepted = self.num_draft_tokens, self.num_accepted_draft_tokens
+        return f"SpecStats(steps={self.num_steps}, drafted={drafted}, accepted={accepted})"
 
     def add(self, drafted: int, accepted: int, depth: int = -1) -> None:
         """Takes in one step; ``depth`` is that of a tree (see :class:`~foredraft.types.StepRecord`)."""

@@ -68,7 +68,8 @@ class EagleNet(nn.Module):
             For step j = 0, 1, … logits ``[T - first - j, C]``; row i foresees token ``first + j + i + 2`` from the
             target's states up to position ``first + i``.
         """
-        return [self.logits(hidden, wanted) for hidden in self.roll(self.feature(taps), embeddings, first, steps)]
+        hidden = self.roll(self.feature(taps), embeddings, first, steps)
+        return list(self.logits(torch.cat(hidden), wanted).split([len(rows) for rows in hidden]))
 
     def feature(self, taps: Tensor) -> Tensor:
         """``[T, len(taps), target_hidden]`` -> ``[T, d]``: what the target's states give."""

@@ -32,6 +32,18 @@ _EXPLAIN = [
     "Describe {t} in simple words, then give an example.",
     "I have to give a talk about {t}. Make an outline.",
     "What should a beginner know about {t}?",
+    "What are the advantages and disadvantages of {t}?",
+    "List ten things that everyone should know about {t}.",
+    "Write a blog post about {t} with a title and three sections.",
+    "I read something about {t} yesterday. What exactly is that?",
+    "How has {t} changed over the last hundred years?",
+    "Write an opening paragraph for an essay about {t}.",
+    "What is the difference between {t} and {u}?",
+    "Which books or courses about {t} do you recommend, and why?",
+    "Tell me a story that teaches something about {t}.",
+    "Explain how {t} and {u} are related.",
+    "What might {t} look like in fifty years?",
+    "Can you answer a question about {t}? What is the hardest part to understand?",
 ]
 _HOW = [
     "How do I {t}?",
@@ -39,6 +51,10 @@ _HOW = [
     "What are the biggest mistakes people make when they {t}?",
     "I want to {t} but I have little time. What do you suggest?",
     "Make a checklist for someone who wants to {t}.",
+    "My friend asked me how to {t}. What should I answer?",
+    "Explain in five short steps how to {t}.",
+    "What do I need before I {t}?",
+    "Write a short guide for beginners: how to {t}.",
 ]
 _STORY = [
     "Write a short story about {t}.",
@@ -46,6 +62,8 @@ _STORY = [
     "Write the first paragraph of a novel about {t}.",
     "Write a dialogue between {t} and {u}.",
     "Invent a title and a plot for a film about {t}.",
+    "Continue this story: once upon a time there was {t}.",
+    "Describe {t} as vividly as you can.",
 ]
 _ROLE = [
     "Pretend you are {t}. Introduce yourself and tell me about your day.",
@@ -94,6 +112,12 @@ _PASSAGE = [
     "Give this text a title and a one-sentence summary.\n\n{t}",
     "Write three questions that this text answers, with their answers.\n\n{t}",
 ]
+_RETRIEVAL = [
+    "Answer from these passages only.\n\n[1] {t}\n\n[2] {u}\n\nQuestion: what does passage {n} say?",
+    "Here are two passages.\n\n[1] {t}\n\n[2] {u}\n\nWhich one is harder to understand, and why?",
+    "Use the context to answer.\n\nContext: {t}\n\nQuestion: what is this used for?",
+    "Find the most important sentence of this text and quote it.\n\n{t}",
+]
 _FUNCTION = [
     "Explain what this Python code does:\n\n```python\n{t}\n```",
     "Add a docstring and comments to this function and print the whole function:\n\n```python\n{t}\n```",
@@ -130,7 +154,7 @@ def first_prompts(n: int, seed: int = 0) -> list[Conversation]:
         return rng.choice(templates).format(t=t, u=u, **extra)
 
     kinds: list[tuple[float, Callable[[], str]]] = [
-        (0.26, lambda: pair(_EXPLAIN, topics)),
+        (0.25, lambda: pair(_EXPLAIN, topics)),
         (0.12, lambda: pair(_HOW, how)),
         (0.08, lambda: pair(_STORY, people)),
         (0.05, lambda: pair(_ROLE, roles)),
@@ -138,8 +162,9 @@ def first_prompts(n: int, seed: int = 0) -> list[Conversation]:
         (0.03, lambda: pair(_MAIL, _MAIL_TOPICS)),
         (0.16, lambda: pair(_CODE, tasks)),
         (0.08, maths),
-        (0.06, lambda: rng.choice(_PASSAGE).format(t=rng.choice(passages))),
-        (0.07, lambda: rng.choice(_FUNCTION).format(t=rng.choice(functions))),
+        (0.05, lambda: rng.choice(_PASSAGE).format(t=rng.choice(passages))),
+        (0.03, lambda: _retrieval(rng, passages)),
+        (0.06, lambda: rng.choice(_FUNCTION).format(t=rng.choice(functions))),
         (0.03, lambda: f"Translate to {rng.choice(tongues)}: {rng.choice(sentences)}"),
     ]
     weights = [weight for weight, _ in kinds]
@@ -165,6 +190,11 @@ def follow_ups(answered: Sequence[tuple[Conversation, str]], n: int, seed: int =
             then = rng.choice(_FOLLOW).format(l=rng.choice(tongues))
             result.append([*conversation, {"role": "assistant", "content": answer}, {"role": "user", "content": then}])
     return result
+
+
+def _retrieval(rng: random.Random, passages: Sequence[str]) -> str:
+    t, u = rng.sample(passages, 2)
+    return rng.choice(_RETRIEVAL).format(t=t, u=u, n=rng.randint(1, 2))
 
 
 @cache
