@@ -97,12 +97,12 @@ class Crew {
         meet();
     }
 
-    // inner = act(gate) * up for rows of `gates`, gate before up, rounded for `next`. Slices of 64 numbers (two blocks of
+    // inner = act(gate) * up for rows of `gates`, gate before up, rounded for `next`. Slices of 128 numbers (four blocks of
     // activations), so that one row keeps all threads busy.
     void gated(const Product& next, const float* gates, long rows, long width, bool tanh_gelu, float* inner) {
-        const long slices = (width + 63) / 64;
+        const long slices = (width + 127) / 128;
         each_row(rows * slices, [&](long item) {
-            const long r = item / slices, from = item % slices * 64, n = std::min(64L, width - from);
+            const long r = item / slices, from = item % slices * 128, n = std::min(128L, width - from);
             const float* g = gates + 2 * r * width + from;
             ops_.gate(g, g + width, n, tanh_gelu, inner + r * width + from);
             round(next, inner, rows, r, from, n);

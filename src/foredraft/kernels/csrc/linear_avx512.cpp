@@ -1,5 +1,7 @@
 // AVX-512 kernels with byte dot products (VNNI). The whole file is compiled for that target and only called after
 // has_avx512(). A vector holds the outputs of two neighbouring panels; panels that fill no tile are left to AVX2.
+#include <cmath>
+
 #include "layout.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -199,11 +201,81 @@ void integer(const Tile& t, const Quantised& x, float* out) {
     }
 }
 
-void quantise16(const float* x, long blocks, long step, void* q, float* scale, float* scaled_sum, int32_t* sums) {
-    kAvx2.quantise16(x, blocks, step, q, scale, scaled_sum, sums);
+// The largest numbers of four vectors.
+FD_INLINE __m128i largest(const __m512i (&v)[4]) {
+    const auto pairs = [&](__m512i a, __m512i b) FD_HERE { return _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)); };
+    const __m512i a = pairs(v[0], v[1]), b = pairs(v[2], v[3]);
+    const __m512i four = _mm512_max_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    const __m256i two = _mm256_max_epi32(_mm512_castsi512_si256(four), _mm512_extracti64x4_epi64(four, 1));
+    return _mm_max_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
 }
-void quantise8(const float* x, long blocks, long step, void* q, float* scale, float* scaled_sum, int32_t* sums) {
-    kAvx2.quantise8(x, blocks, step, q, scale, scaled_sum, sums);
+
+// Sums of the low and of the high halves of four vectors.
+FD_INLINE __m256i half_sums(const __m256i (&v)[4]) {
+    return _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+}
+
+// Stores rounded inputs of a block; returns sums of theirs, those of the first 16 in the low half.
+FD_INLINE __m256i store_block(int8_t* q, __m512i low, __m512i high) {
+    const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));  // kByteOrder
+    const __m256i plain = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(low)), _mm512_cvtepi32_epi8(high), 1);
+    const __m256i bytes = _mm256_shuffle_epi8(plain, order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
+    return _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+}
+FD_INLINE __m256i store_block(int16_t* q, __m512i low, __m512i high) {
+    const __m256i first = _mm512_cvtepi32_epi16(low), last = _mm512_cvtepi32_epi16(high), one = _mm256_set1_epi16(1);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), first);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + 16), last);
+    const __m256i a = _mm256_madd_epi16(first, one), b = _mm256_madd_epi16(last, one);
+    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+// As linear_avx2.cpp does it, four blocks at a time: what is found across a vector is found for all of them together.
+template <class T>
+void quantise(const float* x, long count, long step, void* target, float* scale, float* scaled_sum, int32_t* sums) {
+    const __m128 top = _mm_set1_ps(sizeof(T) == 1 ? 127.0f : 32767.0f);
+    const __m512i magnitude = splat(0x7FFFFFFF);
+    T* q = static_cast<T*>(target);
+    for (long done = 0; done < count; done += 4, x += 128) {
+        const int blocks = static_cast<int>(count - done < 4 ? count - done : 4);
+        __m512 v[4][2];
+        __m512i sizes[4];
+        for (int b = 0; b < 4; ++b) {
+            const float* from = x + (b < blocks ? 32 * b : 0);
+            v[b][0] = _mm512_loadu_ps(from);
+            v[b][1] = _mm512_loadu_ps(from + 16);
+            sizes[b] = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(v[b][0]), magnitude),
+                                        _mm512_and_si512(_mm512_castps_si512(v[b][1]), magnitude));
+        }
+        const __m128i bits = largest(sizes);
+        const __m128 size = _mm_castsi128_ps(bits);
+        const __mmask8 finite = _mm_cmplt_epi32_mask(bits, _mm_set1_epi32(0x7F800000));
+        const __mmask8 some = finite & _mm_cmp_ps_mask(size, _mm_set1_ps(1e-30f), _CMP_GT_OQ);
+        const __m128 inverse = _mm_maskz_div_ps(some, top, size);
+        const __m128 scales = _mm_mask_div_ps(_mm_set1_ps(NAN), finite, size, top);
+        __m256i parts[4];
+        for (int b = 0; b < 4; ++b) {
+            const __mmask16 any = (some >> b) & 1 ? 0xFFFF : 0;
+            const __m512 by = _mm512_broadcastss_ps(_mm_castsi128_ps(_mm_shuffle_epi8(_mm_castps_si128(inverse), _mm_set1_epi32(0x03020100 + 0x04040404 * b))));
+            const __m512i low = _mm512_maskz_cvtps_epi32(any, _mm512_mul_ps(v[b][0], by));
+            const __m512i high = _mm512_maskz_cvtps_epi32(any, _mm512_mul_ps(v[b][1], by));
+            T spare[32];
+            parts[b] = store_block(b < blocks ? q + 32 * step * (done + b) : spare, low, high);
+        }
+        const __m256i both = half_sums(parts);
+        const __m128i low = _mm256_castsi256_si128(both), high = _mm256_extracti128_si256(both, 1);
+        alignas(16) float of[4], scaled[4];
+        alignas(16) int32_t first[4], last[4];
+        _mm_store_ps(of, scales);
+        _mm_store_ps(scaled, _mm_mul_ps(scales, _mm_cvtepi32_ps(_mm_add_epi32(low, high))));
+        _mm_store_si128(reinterpret_cast<__m128i*>(first), low);
+        _mm_store_si128(reinterpret_cast<__m128i*>(last), high);
+        for (int b = 0; b < blocks; ++b) {
+            const long at = (done + b) * step;
+            scale[at] = of[b], scaled_sum[at] = scaled[b], sums[2 * at] = first[b], sums[2 * at + 1] = last[b];
+        }
+    }
 }
 
 }  // namespace
@@ -213,8 +285,8 @@ const Kernels kAvx512 = {
     {nullptr, nullptr, integer<Q8, int16_t>, integer<Q4, int16_t>, integer<Q4M, int16_t>, integer<Q4K, int16_t>,
      integer<Q6K, int16_t>},
     {nullptr, nullptr, nullptr, integer<Q4, int8_t>, integer<Q4M, int8_t>, integer<Q4K, int8_t>, nullptr},
-    quantise16,
-    quantise8,
+    quantise<int16_t>,
+    quantise<int8_t>,
 };
 
 }  // namespace foredraft
