@@ -1,7 +1,7 @@
 """How well the embedded EAGLE-3 head drafts, beside lookup: acceptance by position, tokens a pass, speed.
 
-Prompts of every category of ``foredraft bench``, none of which the head was trained on; chains of 1, 3 and 5 tokens,
-greedy and at temperature 1 (block verification). The methods take turns prompt by prompt, so that a disturbance meets
+Prompts of every category of ``foredraft bench``, none of which the head was trained on; chains of 1, 3 and 5 tokens and
+trees of 8 and 16, greedy and at temperature 1 (block verification, which for trees is traversal). The methods take turns prompt by prompt, so that a disturbance meets
 all of them alike. Results go to ``results/eagle.json``, a part a category and temperature; finished parts stay.
 The part "costs of a step" tells what a step of the head takes beside a pass of the target.
 
@@ -34,6 +34,8 @@ METHODS = {
     "eagle3 k=3": ("eagle3", 3),
     "eagle3 k=5": ("eagle3", 5),
     "eagle3 k=auto": ("eagle3", "auto"),
+    "eagle3 tree of 8": ("tree:eagle3", 8),
+    "eagle3 tree of 16": ("tree:eagle3", 16),
 }
 
 
@@ -119,9 +121,9 @@ def main() -> None:
     loaded = load_model("smollm2-135m", activations=options.activations)
     record = Record(options.name, options.fresh)
     record.data["settings"] = vars(options)
-    spec = f"eagle3:{options.head}" if options.head else "eagle3"
+    own = f":{options.head}" if options.head else ""
     made = {
-        drafter: Engine(loaded, spec if drafter == "eagle3" else drafter, prefix_reuse=False)
+        drafter: Engine(loaded, drafter + own if drafter and "eagle3" in drafter else drafter, prefix_reuse=False)
         for drafter in {drafter for drafter, _ in METHODS.values()}
     }
     engines = {name: made[drafter] for name, (drafter, _) in METHODS.items()}
