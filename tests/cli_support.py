@@ -12,7 +12,9 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from foredraft.cli import session
 from foredraft.cli.main import run
+from foredraft.engine import engine as engine_module
 from foredraft.errors import ModelLoadError
 from foredraft.models.info import LoadedModel, ModelInfo
 from foredraft.models.tokenizer import Tokenizer
@@ -55,6 +57,12 @@ def fake_load(template: str | None = TEMPLATE, max_context: int | None = 4096) -
         return LoadedModel(target, tokenizer, info)
 
     return load_model
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, template: str | None = TEMPLATE, max_context: int | None = 4096) -> None:
+    """Every target that an engine loads is the small model, which no head was made for."""
+    monkeypatch.setattr(engine_module, "load_model", fake_load(template, max_context))
+    monkeypatch.setattr(session, "usual_drafter", lambda target: session.DEFAULT_DRAFTER)
 
 
 @dataclass

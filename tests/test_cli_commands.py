@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import SENTENCE, Cli, fake_load
+from cli_support import SENTENCE, Cli, stand_in
 
-import foredraft.engine.engine as engine_module
+from foredraft.cli import session
 from foredraft.cli.doctor import Check, examine
 from foredraft.engine.engine import Engine
 from foredraft.machine import facts
@@ -19,7 +19,7 @@ from foredraft.machine import facts
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setattr(engine_module, "load_model", fake_load())
+    stand_in(monkeypatch)
     monkeypatch.setattr("foredraft.engine.watch.WINDOW", 10**6)  # the speed of a table means nothing: no advice on it
     return Cli(capsys)
 
@@ -290,3 +290,11 @@ def test_the_article_gets_its_options_and_reports(cli: Cli, monkeypatch: pytest.
     assert str(tmp_path / "a.html") in done.out
     assert done.err.splitlines() == ["training …", "table A …"]
     assert cli(*argv, "--json").json == {"alpha": 0.5, "html": str(tmp_path / "a.html")}
+
+
+def test_the_embedded_model_has_its_head_by_default() -> None:
+    assert session.usual_drafter("smollm2-135m") == session.usual_drafter("smollm2") == "combined:suffix+eagle3"
+    assert session.usual_drafter("qwen2.5-coder-0.5b") == session.usual_drafter("/some/folder") == "lookup"
+    assert session.chosen_drafter("smollm2-135m", None, False, {}) == "combined:suffix+eagle3"
+    assert session.chosen_drafter("smollm2-135m", "suffix", False, {}) == "suffix"
+    assert session.chosen_drafter("smollm2-135m", None, True, {}) is None

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cli_support import Cli, fake_load
+from cli_support import Cli, fake_load, stand_in
 
-import foredraft.engine.engine as engine_module
 from foredraft.cli import demo as demo_module
 from foredraft.cli.demo_prompts import PROMPTS
 from foredraft.cli.demo_table import Row, Run, remarks, total_of
@@ -35,7 +34,7 @@ FAST = Run(result([1, 2, 3, 4, 5, 6], [(0, 0), (4, 3), (2, 0)]), 2.5, 5)
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setattr(engine_module, "load_model", fake_load())
+    stand_in(monkeypatch)
     monkeypatch.setattr("foredraft.engine.watch.WINDOW", 10**6)
     monkeypatch.setenv("COLUMNS", "80")
     return Cli(capsys)

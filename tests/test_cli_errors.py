@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_support import Cli, fake_load
+from cli_support import Cli, stand_in
 
 import foredraft.engine.engine as engine_module
 
@@ -22,7 +22,7 @@ FOREDRAFT = [sys.executable, "-m", "foredraft.cli.main"]
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setattr(engine_module, "load_model", fake_load(max_context=64))
+    stand_in(monkeypatch, max_context=64)
     return Cli(capsys)
 
 
@@ -127,7 +127,7 @@ def test_a_terminal_without_unicode_still_works() -> None:
 
 
 def test_chat_needs_a_template(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "load_model", fake_load(template=None))
+    stand_in(monkeypatch, template=None)
     assert cli("chat", "--target", "base").error_line.startswith("--target: base has no chat template")
 
 

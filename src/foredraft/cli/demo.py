@@ -174,7 +174,7 @@ def demo(
     """Decode a few prompts greedily, plainly and with drafts, and compare text and speed."""
     build(session.EngineOptions, given)
     began = time.perf_counter()
-    name = drafter or session.DEFAULT_DRAFTER
+    name = drafter or session.usual_drafter(target)
     engines = open_pair(target, name, given)
     with session.spinner("warming up …"):
         rate = warm_up(engines)

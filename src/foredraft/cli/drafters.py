@@ -7,7 +7,7 @@ from dataclasses import asdict
 from rich.text import Text
 
 from foredraft.cli.console import print_indented, print_json, stdout
-from foredraft.cli.session import DEFAULT_DRAFTER, JsonOption
+from foredraft.cli.session import DEFAULT_DRAFTER, DEFAULT_SHOWN, JsonOption
 
 
 def drafters(json: JsonOption = False) -> None:
@@ -20,12 +20,9 @@ def drafters(json: JsonOption = False) -> None:
         return
     console = stdout()
     for entry in found:
-        head = Text.assemble((entry.name, "bold green"), (":ARG" if entry.argument else "", "green"))
-        if entry.name == DEFAULT_DRAFTER:
-            head.append("  default", style="dim")
-        console.print(head)
+        console.print(Text.assemble((entry.name, "bold green"), (":ARG" if entry.argument else "", "green")))
         print_indented(console, entry.summary)
         print_indented(console, entry.needs, label="needs     ")
         print_indented(console, entry.argument or "none", label="argument  ")
         console.print()
-    console.print(Text("Use one with --drafter NAME or --drafter NAME:ARG.", style="dim"))
+    console.print(Text(f"Use one with --drafter NAME or --drafter NAME:ARG. Default: {DEFAULT_SHOWN}.", style="dim"))

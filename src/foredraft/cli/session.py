@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TARGET = "smollm2-135m"
 DEFAULT_DRAFTER = "lookup"
+DEFAULT_SHOWN = f"{DEFAULT_DRAFTER}; for {DEFAULT_TARGET} combined:suffix+eagle3"
 
 
 class LoadOptions(Schema):
@@ -60,7 +61,7 @@ DrafterOption = Annotated[
         "--drafter",
         metavar="NAME[:ARG]",
         help="What writes the draft; see 'foredraft drafters'.",
-        show_default=DEFAULT_DRAFTER,
+        show_default=DEFAULT_SHOWN,
     ),
 ]
 DraftersOption = Annotated[
@@ -70,7 +71,7 @@ DraftersOption = Annotated[
         metavar="[NAME=]DRAFTER[:ARG]",
         help="What writes the draft; see 'foredraft drafters'. Repeatable: requests choose one by name, the first is "
         "the default.",
-        show_default=DEFAULT_DRAFTER,
+        show_default=DEFAULT_SHOWN,
     ),
 ]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Decode without drafts.")]
@@ -85,27 +86,35 @@ ColourOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else.")]
 
 
-def chosen_drafter(drafter: str | None, plain: bool, given: Given) -> str | None:
+def usual_drafter(target: str) -> str:
+    """What drafts for a target unless told otherwise: copying, and the head that comes with the embedded model."""
+    from foredraft.models import catalog
+
+    entry = catalog.find(target)
+    return DEFAULT_DRAFTER if entry is None else entry.drafter
+
+
+def chosen_drafter(target: str, drafter: str | None, plain: bool, given: Given) -> str | None:
     """The drafter to use, or None for plain decoding.
 
     Raises:
         ConfigError: ``--plain`` together with an option that only makes sense with drafts.
     """
     if not plain:
-        return DEFAULT_DRAFTER if drafter is None else drafter
+        return usual_drafter(target) if drafter is None else drafter
     useless = ["drafter"] if drafter is not None else [name for name in ("k", "max_k") if name in given]
     if useless:
         raise ConfigError("nothing is drafted with --plain", field=useless[0], remedy="drop one of the two options")
     return None
 
 
-def chosen_drafters(drafters: Sequence[str], plain: bool, given: Given) -> list[str]:
+def chosen_drafters(target: str, drafters: Sequence[str], plain: bool, given: Given) -> list[str]:
     """The same where several may be given, of which each request chooses one.
 
     Raises:
         ConfigError: Also where two have one name.
     """
-    first = chosen_drafter(drafters[0] if drafters else None, plain, given)
+    first = chosen_drafter(target, drafters[0] if drafters else None, plain, given)
     if first is None or len(drafters) < 2:
         return [] if first is None else [first]
     from foredraft.drafters.choice import check_names

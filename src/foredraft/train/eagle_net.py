@@ -69,7 +69,7 @@ class EagleNet(nn.Module):
             target's states up to position ``first + i``.
         """
         hidden = self.roll(self.feature(taps), embeddings, first, steps)
-        return list(self.logits(torch.cat(hidden), wanted).split([len(rows) for rows in hidden]))
+        return list(torch.split(self.logits(torch.cat(hidden), wanted), [len(rows) for rows in hidden]))
 
     def feature(self, taps: Tensor) -> Tensor:
         """``[T, len(taps), target_hidden]`` -> ``[T, d]``: what the target's states give."""
