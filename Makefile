@@ -94,7 +94,7 @@ bench-eagle: fetch
 # 14 GB under $(HEAD). It goes on where it was stopped.
 embedded-head: fetch
 	$(BIN)/foredraft train data --out $(HEAD)/data --prompts 8800 --batch 32 --activations int8
-	$(BIN)/foredraft train eagle3 --data $(HEAD)/data --out $(HEAD)/run --steps 6200 --batch 8 --lr 8e-4 --warmup 60 \
+	$(BIN)/foredraft train eagle3 --data $(HEAD)/data --out $(HEAD)/run --steps 5800 --batch 8 --lr 8e-4 --warmup 60 \
 		--measure-every 200 --patience 20 --precision bfloat16
 	$(BIN)/foredraft export $(HEAD)/run/head --out src/foredraft/assets/smollm2-135m-eagle3 \
 		--verifier HuggingFaceTB/SmolLM2-135M-Instruct

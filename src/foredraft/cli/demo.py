@@ -63,7 +63,11 @@ def open_pair(target: str, drafter: str, given: Given) -> Pair:
 
 
 def timed(engine: Engine, ids: list[int], params: SamplingParams, show: OnDelta) -> Run:
-    """Decodes one prompt. Only time inside the engine counts, from the first token on: showing a token is free."""
+    """Decodes one prompt, cold: what a drafter kept of earlier answers would make a repeated prompt look quick.
+
+    Only time inside the engine counts, from the first token on: showing a token is free.
+    """
+    engine.reset()
     stream, seconds, first, result = iter(engine.stream(ids, params)), 0.0, 0, None
     while result is None:
         began = time.perf_counter()
