@@ -39,7 +39,7 @@ demo: fetch
 	$(BIN)/foredraft demo
 
 serve: fetch
-	$(BIN)/foredraft serve --target smollm2-135m
+	$(BIN)/foredraft serve --target smollm2-135m --drafter combined:suffix+eagle3
 
 fuzz: $(READY)
 	FOREDRAFT_FUZZ=$(EXAMPLES) $(BIN)/python -m pytest -q tests/test_server_fuzz.py

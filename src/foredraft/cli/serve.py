@@ -37,11 +37,8 @@ def serve(
     given: Given,
 ) -> None:
     """Serve the model over HTTP with OpenAI's API: completions and chats, streamed or whole."""
-    scale = build(ScaleOptions, given)
-    if not drafter and not plain and scale.engine == "vllm":
-        drafter = [session.DEFAULT_DRAFTER]  # not the embedded model's: vLLM combines none
-    chosen = session.chosen_drafters(target, drafter or [], plain, given)
-    if scale.engine == "vllm":
+    chosen = session.chosen_drafters(drafter or [], plain, given)
+    if (scale := build(ScaleOptions, given)).engine == "vllm":
         if len(chosen) > 1:
             raise ConfigError("vLLM drafts with one for all requests", field="drafter", remedy="give it once")
         serve_vllm.serve(target, next(iter(chosen), None), given, scale)

@@ -71,7 +71,7 @@ DraftersOption = Annotated[
         metavar="[NAME=]DRAFTER[:ARG]",
         help="What writes the draft; see 'foredraft drafters'. Repeatable: requests choose one by name, the first is "
         "the default.",
-        show_default=DEFAULT_SHOWN,
+        show_default=DEFAULT_DRAFTER,
     ),
 ]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Decode without drafts.")]
@@ -108,13 +108,17 @@ def chosen_drafter(target: str, drafter: str | None, plain: bool, given: Given) 
     return None
 
 
-def chosen_drafters(target: str, drafters: Sequence[str], plain: bool, given: Given) -> list[str]:
-    """The same where several may be given, of which each request chooses one.
+def chosen_drafters(drafters: Sequence[str], plain: bool, given: Given) -> list[str]:
+    """The same for a server, where several may be given, of which each request chooses one.
+
+    Unless told otherwise it copies whatever the target: many requests at once leave a head little to gain.
 
     Raises:
         ConfigError: Also where two have one name.
     """
-    first = chosen_drafter(target, drafters[0] if drafters else None, plain, given)
+    if not plain and not drafters:
+        return [DEFAULT_DRAFTER]
+    first = chosen_drafter("", drafters[0] if drafters else None, plain, given)
     if first is None or len(drafters) < 2:
         return [] if first is None else [first]
     from foredraft.drafters.choice import check_names
