@@ -32,8 +32,8 @@ def demo(data: dict[str, Any]) -> list[str]:
     """The demo's table over its kept runs: the middle speed-up, with the lowest and highest."""
     runs = data["runs"]
     lines = [
-        f"**Speed.** `foredraft demo`, {len(runs)} runs: SmolLM2-135M-Instruct (4-bit GGUF), prompt lookup, draft "
-        "length `auto`, greedy, one request at a time, plain and speculative alternating in each run "
+        f"**Speed.** `foredraft demo`, {len(runs)} runs: SmolLM2-135M-Instruct (4-bit GGUF), `{runs[0]['drafter']}`, "
+        "draft length `auto`, greedy, one request at a time, plain and speculative alternating in each run "
         f"({machine(runs[0])}).",
         "",
         "| prompt | same text | speed-up: median (lowest–highest) | α | τ | target calls saved |",
@@ -142,6 +142,29 @@ def profile(name: str, rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def embedded_head(data: dict[str, Any]) -> list[str]:
+    """The embedded head by kind of text and temperature, beside lookup."""
+    settings, costs = data["settings"], data["parts"]["costs of a step"]
+    rows = {name: list(part["methods"].items()) for name, part in data["parts"].items() if "methods" in part}
+    shown = [name for name, _ in next(iter(rows.values())) if name != "plain"]
+    lines = [
+        "**The embedded head.** `python benchmarks/eagle.py`: SmolLM2-135M-Instruct, inputs "
+        f"{settings['activations']}, {settings['prompts']} prompts a kind of text, {settings['tokens']} tokens each, "
+        f"one request at a time, the methods in turn ({machine(data)}). *Tokens a pass / speed over plain decoding*; "
+        f"α by position is that of chains of five. A step of the head took {costs['share_of_target_pass']:.0%} of a "
+        "pass.",
+        "",
+        "| text | " + " | ".join(shown) + " | α by position |",
+        "|---" * (len(shown) + 2) + "|",
+    ]
+    for name, methods in rows.items():
+        found = dict(methods)
+        cells = [f"{ratio(found[m]['tokens_per_pass'])} / {ratio(found[m]['speedup'])}x" for m in shown]
+        alpha = " ".join(ratio(a) for a in found["eagle3 k=5"]["alpha_by_position"])
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {alpha} |")
+    return lines
+
+
 def article(data: dict[str, Any]) -> list[str]:
     """The character-model study's exactness."""
     c = data["table_c"]
@@ -232,6 +255,7 @@ def main() -> None:
         ("identity-qwen", identity_qwen),
         ("law", law),
         ("overhead", overhead),
+        ("eagle", embedded_head),
         ("article", article),
         ("serving", serving),
         ("soak", soak),
