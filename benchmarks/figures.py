@@ -145,8 +145,8 @@ def profile(name: str, rows: list[dict[str, Any]]) -> list[str]:
 def embedded_head(data: dict[str, Any]) -> list[str]:
     """The embedded head by kind of text and temperature, beside lookup."""
     settings, costs = data["settings"], data["parts"]["costs of a step"]
-    rows = {name: list(part["methods"].items()) for name, part in data["parts"].items() if "methods" in part}
-    shown = [name for name, _ in next(iter(rows.values())) if name != "plain"]
+    rows = {name: part["methods"] for name, part in data["parts"].items() if "methods" in part}
+    shown = [method for method in next(iter(rows.values())) if method != "plain"]
     lines = [
         "**The embedded head.** `python benchmarks/eagle.py`: SmolLM2-135M-Instruct, inputs "
         f"{settings['activations']}, {settings['prompts']} prompts a kind of text, {settings['tokens']} tokens each, "
@@ -157,8 +157,7 @@ def embedded_head(data: dict[str, Any]) -> list[str]:
         "| text | " + " | ".join(shown) + " | α by position |",
         "|---" * (len(shown) + 2) + "|",
     ]
-    for name, methods in rows.items():
-        found = dict(methods)
+    for name, found in rows.items():
         cells = [f"{ratio(found[m]['tokens_per_pass'])} / {ratio(found[m]['speedup'])}x" for m in shown]
         alpha = " ".join(ratio(a) for a in found["eagle3 k=5"]["alpha_by_position"])
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {alpha} |")

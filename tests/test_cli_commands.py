@@ -295,6 +295,14 @@ def test_the_article_gets_its_options_and_reports(cli: Cli, monkeypatch: pytest.
 def test_the_embedded_model_has_its_head_by_default() -> None:
     assert session.usual_drafter("smollm2-135m") == session.usual_drafter("smollm2") == "combined:suffix+eagle3"
     assert session.usual_drafter("qwen2.5-coder-0.5b") == session.usual_drafter("/some/folder") == "lookup"
-    assert session.chosen_drafter("smollm2-135m", None, False, {}) == "combined:suffix+eagle3"
-    assert session.chosen_drafter("smollm2-135m", "suffix", False, {}) == "suffix"
-    assert session.chosen_drafter("smollm2-135m", None, True, {}) is None
+    usual = session.usual_drafter("smollm2-135m")
+    assert usual in session.DEFAULT_SHOWN
+    assert session.chosen_drafter(None, False, {}, usual) == "combined:suffix+eagle3"
+    assert session.chosen_drafter("suffix", False, {}, usual) == "suffix"
+    assert session.chosen_drafter(None, True, {}, usual) is None
+
+
+def test_a_server_copies_by_default() -> None:
+    assert session.chosen_drafters([], False, {}) == ["lookup"]
+    assert session.chosen_drafters([], True, {}) == []
+    assert session.chosen_drafters(["suffix", "a=lookup"], False, {}) == ["suffix", "a=lookup"]

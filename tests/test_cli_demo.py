@@ -179,3 +179,10 @@ def test_a_slow_machine_writes_less(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     assert all(row["plain"]["tokens"] == demo_module.affordable(2.0) for row in done.json["prompts"])
     assert done.err.startswith("warning: plain decoding runs at 2.0 tokens a second")
     assert cli("demo", "--json", "--max-tokens", "9").err == ""
+
+
+def test_each_run_is_cold() -> None:
+    engine = Engine(fake_load()("reciter"), "suffix", k=4)
+    ids, params = [104, 105], SamplingParams(max_tokens=30)
+    runs = [demo_module.timed(engine, ids, params, lambda delta: None) for _ in range(2)]
+    assert runs[0].result.stats.num_steps == runs[1].result.stats.num_steps  # a pool of past answers would save some

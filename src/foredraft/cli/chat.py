@@ -179,7 +179,8 @@ def chat(
     """Talk with the model. Earlier turns stay in the KV cache; piped lines are taken as one message each."""
     params = build(SamplingParams, given, **DEFAULTS)
     build(session.EngineOptions, given)
-    engine = session.open_engine(target, session.chosen_drafter(target, drafter, plain, given), given)
+    chosen = session.chosen_drafter(drafter, plain, given, session.usual_drafter(target))
+    engine = session.open_engine(target, chosen, given)
     if not session.tokenizer_of(engine).has_chat_template:
         raise ConfigError(f"{target} has no chat template", field="target", remedy="use 'foredraft generate'")
     talk = Conversation(engine, params, system)

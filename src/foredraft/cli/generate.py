@@ -65,7 +65,7 @@ def generate(
     """Continue PROMPT, with drafts checked by the target: the same text law as plain decoding, in fewer passes."""
     params = build(SamplingParams, given, **DEFAULTS)
     build(session.EngineOptions, given)  # judged before a prompt is read or a model loaded
-    chosen = session.chosen_drafter(target, drafter, plain, given)
+    chosen = session.chosen_drafter(drafter, plain, given, session.usual_drafter(target))
     text = read_prompt(prompt, file)
     engine = session.open_engine(target, chosen, given)
     ids: str | list[int] = session.tokenizer_of(engine).chat([{"role": "user", "content": text}]) if chat else text

@@ -91,17 +91,17 @@ def usual_drafter(target: str) -> str:
     from foredraft.models import catalog
 
     entry = catalog.find(target)
-    return DEFAULT_DRAFTER if entry is None else entry.drafter
+    return (entry and entry.drafter) or DEFAULT_DRAFTER
 
 
-def chosen_drafter(target: str, drafter: str | None, plain: bool, given: Given) -> str | None:
-    """The drafter to use, or None for plain decoding.
+def chosen_drafter(drafter: str | None, plain: bool, given: Given, usual: str = DEFAULT_DRAFTER) -> str | None:
+    """The drafter to use, ``usual`` unless told otherwise, or None for plain decoding.
 
     Raises:
         ConfigError: ``--plain`` together with an option that only makes sense with drafts.
     """
     if not plain:
-        return usual_drafter(target) if drafter is None else drafter
+        return usual if drafter is None else drafter
     useless = ["drafter"] if drafter is not None else [name for name in ("k", "max_k") if name in given]
     if useless:
         raise ConfigError("nothing is drafted with --plain", field=useless[0], remedy="drop one of the two options")
@@ -116,9 +116,7 @@ def chosen_drafters(drafters: Sequence[str], plain: bool, given: Given) -> list[
     Raises:
         ConfigError: Also where two have one name.
     """
-    if not plain and not drafters:
-        return [DEFAULT_DRAFTER]
-    first = chosen_drafter("", drafters[0] if drafters else None, plain, given)
+    first = chosen_drafter(drafters[0] if drafters else None, plain, given)
     if first is None or len(drafters) < 2:
         return [] if first is None else [first]
     from foredraft.drafters.choice import check_names

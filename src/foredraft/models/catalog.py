@@ -47,7 +47,7 @@ class Entry:
         purpose: What it is good for, in one line.
         shape: Architecture, layers, width and vocabulary, in one line.
         installed_package: A package that carries the whole file, used where the user has installed it.
-        drafter: What the command line drafts with for it unless told otherwise.
+        drafter: What the command line drafts with for it unless told otherwise, where that is not the usual.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Entry:
     shape: str
     aliases: tuple[str, ...] = ()
     installed_package: str | None = None
-    drafter: str = "lookup"
+    drafter: str | None = None
 
     @property
     def nbytes(self) -> int:

@@ -165,16 +165,13 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * _schedule(step, config.warmup, config.steps)
         total, tokens = 0.0, 0
-        share = self.task.prepare(self.workers.share(batch), step)
-        # One context around all texts: it casts each weight once a step, not once a text.
-        with torch.autocast(device.type, torch.bfloat16, config.precision == "bfloat16"):
-            for sample in share:
+        for sample in self.task.prepare(self.workers.share(batch), step):
+            with torch.autocast(device.type, torch.bfloat16, config.precision == "bfloat16"):
                 loss, size = self.task.loss(sample, step)
-                if size:
-                    with torch.autocast(device.type, enabled=False):
-                        loss.backward()  # type: ignore[no-untyped-call]
-                    total += float(loss.detach())
-                    tokens += size
+            if size:
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += float(loss.detach())
+                tokens += size
         total, tokens = self._share_gradients(total, tokens)
         torch.nn.utils.clip_grad_norm_(self.trained.values(), config.clip)
         self.optimizer.step()

@@ -197,7 +197,7 @@ class Worker : Crew {
         const long dim = m_.head_dim, width = (m_.heads + 2 * m_.kv_heads) * dim, out = m_.heads * dim;
         const long group = m_.heads / m_.kv_heads;
         const AttentionShape a{m_.heads, m_.kv_heads, dim, kCacheF32, 0, m_.attention_scale, 0.0f};
-        std::atomic<long>& next = *shares_.of(stage_++, 0, 1).taken;
+        std::atomic<long>& next = shares_.counter(stage_++);
         long item = 0, mine = next.fetch_add(1), rows = 0;
         for (const Part& p : w_.parts) {
             const long before = p.first - p.pending;  // row 0 of the text as `seen` counts them

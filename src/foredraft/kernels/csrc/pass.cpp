@@ -112,7 +112,7 @@ class Worker : Crew {
         const long dim = m_.head_dim, width = (m_.heads + 2 * m_.kv_heads) * dim, out = m_.heads * dim;
         const long group = m_.heads / m_.kv_heads;
         const AttentionShape a{m_.heads, m_.kv_heads, dim, m_.cache_type, l.window, m_.attention_scale, m_.attention_softcap};
-        std::atomic<long>& next = *shares_.of(stage_++, 0, 1).taken;
+        std::atomic<long>& next = shares_.counter(stage_++);
         long item = 0, mine = next.fetch_add(1);
         for (const Segment* s = p_.segment; s < p_.segment + p_.segments; ++s) {
             const long queries = s->rows * group, cuts = tiles(queries, p_.segments * m_.kv_heads);

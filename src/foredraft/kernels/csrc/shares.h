@@ -3,6 +3,8 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace foredraft {
@@ -34,6 +36,9 @@ class Shares {
         : stride_((stages + kLine - 1) / kLine * kLine), taken_(static_cast<size_t>(std::max<int64_t>(1, threads)) * stride_) {}
 
     Share of(size_t stage, int thread, int team) { return {taken_.data() + stage, stride_, thread, team}; }
+
+    // One counter for all threads, where a stage hands out single pieces to whichever is free.
+    std::atomic<long>& counter(size_t stage) { return taken_[stage]; }
 
   private:
     static constexpr size_t kLine = 64 / sizeof(std::atomic<long>);
