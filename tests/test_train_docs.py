@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from foredraft.cli.main import run
 from foredraft.cli.train import read_conversations
-from foredraft.errors import ConfigError
+from foredraft.drafters.eagle_checkpoint import read_checkpoint
+from foredraft.errors import ConfigError, ModelLoadError
 from foredraft.models.loading import load_model
 from foredraft.train.config import EagleTraining
 from foredraft.train.heads import train_eagle3
@@ -28,8 +29,8 @@ TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}
 
 def commands() -> list[str]:
     found = re.findall(r"^\$ ((?:foredraft|torchrun) .+)$", PAGE.read_text("utf-8"), re.M)
-    assert len(found) == 11
-    return [command.replace("--steps 2000", "--steps 12") for command in found]
+    assert len(found) == 12
+    return [re.sub("--steps (1|2)000", "--steps 12", command) for command in found]
 
 
 def execute(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -73,13 +74,14 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     lines = [f"How do I boil {n} eggs?" for n in range(9)] + ['[{"role": "user", "content": "Hello"}]']
     Path("prompts.jsonl").write_text("\n".join(lines))
     said = [execute(command, capsys) for command in commands()]
-    recorded, trained, checked, generated, exported, small, with_small, *rest = said
+    recorded, trained, checked, generated, exported, more, small, with_small, *rest = said
     trained1, checked1, with_eagle1, together = rest
     assert "answer tokens written to data" in recorded
     assert "head written to run/head" in trained
     assert "acceptance by position" in checked
     assert generated.strip()
     assert "my-model-eagle3: EAGLE-3, 257 of 257 tokens, taps 1, 2, 2" in exported
+    assert "head written to more/head" in more
     assert "draft written to small/draft" in small
     assert "head written to run1/head" in trained1
     assert "acceptance by position" in checked1
@@ -115,6 +117,27 @@ def test_training_without_data_names_the_remedy(tmp_path: Path) -> None:
     make_model(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"data: .*no recorded answers; record some with 'foredraft train data'"):
         train_eagle3(load_model(str(tmp_path / "model")), tmp_path, tmp_path / "run", EagleTraining())
+
+
+def test_a_head_goes_on_from_another_with_the_sizes_of_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_model(tmp_path / "model")
+    loaded = load_model(str(tmp_path / "model"), dtype="float32", device="cpu")
+    (tmp_path / "prompts.txt").write_text("\n".join(f"How do I boil {n} eggs?" for n in range(9)))
+    execute(f"foredraft train data --target {tmp_path}/model --out {tmp_path}/data --max-tokens 40 "
+            f"--conversations {tmp_path}/prompts.txt", capsys)  # fmt: skip
+    sizes = EagleTraining(steps=4, lr=1e-2, warmup=0, rollout=2, intermediate=40, held_out=1)
+    first = train_eagle3(loaded, tmp_path / "data", tmp_path / "first", sizes)
+    still = EagleTraining(steps=1, lr=1e-12, warmup=0, held_out=1)
+    second = train_eagle3(loaded, tmp_path / "data", tmp_path / "second", still, start=first)
+    before, after = (read_checkpoint(head).tensors for head in (first, second))
+    assert before.keys() == after.keys()
+    assert before["layers.0.mlp.gate_proj.weight"].shape[0] == 40
+    for name, value in before.items():
+        assert torch.allclose(value.float(), after[name].float(), rtol=0.01, atol=1e-6), name
+    with pytest.raises(ConfigError, match="intermediate: is given by the head to start from"):
+        train_eagle3(loaded, tmp_path / "data", tmp_path / "third", sizes, start=first)
+    with pytest.raises(ModelLoadError, match=r"holds no readable config\.json"):
+        train_eagle3(loaded, tmp_path / "data", tmp_path / "third", still, start=tmp_path)
 
 
 def test_answers_in_the_file_are_dropped(tmp_path: Path) -> None:

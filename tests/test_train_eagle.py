@@ -12,6 +12,7 @@ import eagle_support as support
 import models_support
 import pytest
 import torch
+from torch import Tensor
 
 from foredraft import Engine, SamplingParams
 from foredraft.drafters.eagle import Eagle3Drafter
@@ -65,7 +66,9 @@ def data(target: Decoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def task(target: Decoder, data: Path, config: EagleTraining, fresh: bool = True) -> Eagle3Task:
+def task(
+    target: Decoder, data: Path, config: EagleTraining, fresh: bool = True, start: dict[str, Tensor] | None = None
+) -> Eagle3Task:
     torch.set_num_threads(1)
     ids = frequent_tokens(data, 60, [0], target.vocab_size)
     own = target.shape
@@ -77,7 +80,7 @@ def task(target: Decoder, data: Path, config: EagleTraining, fresh: bool = True)
         draft_vocab=len(ids),
         kv_heads=4,
     )
-    return Eagle3Task(target, shape, ids, config, data, fresh)
+    return Eagle3Task(target, shape, ids, config, data, fresh, start)
 
 
 def trainer(target: Decoder, data: Path, out: Path, **options: object) -> Trainer:
@@ -256,3 +259,23 @@ def test_gradients_reach_every_weight(first: int) -> None:
     torch.cat(logits).square().mean().backward()
     assert all(float(parameter.grad.abs().max()) > 0 for parameter in net.parameters() if parameter.grad is not None)
     assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+def test_the_rollout_grows_but_is_whole_when_a_trained_head_goes_on(target: Decoder, data: Path) -> None:
+    config = EagleTraining(steps=12, rollout=3, held_out=2)
+    new = task(target, data, config)
+    more = task(target, data, config, start=new.weights())
+    sample = held_out_texts(new.texts, 1)[0]
+    lengths: list[int] = []
+
+    def watch(one: Eagle3Task, step: int) -> int:
+        draft = one._draft
+        one._draft = lambda text, rollout, tokens=None: lengths.append(rollout) or draft(text, rollout, tokens)  # type: ignore[method-assign,assignment,func-returns-value]
+        one.loss(sample, step)
+        one._draft = draft  # type: ignore[method-assign]
+        return lengths[-1]
+
+    assert [watch(new, step) for step in (0, 4, 8)] == [1, 2, 3]
+    assert [watch(more, step) for step in (0, 4, 8)] == [3, 3, 3]
+    for name, value in new.weights().items():
+        assert torch.allclose(value, more.weights()[name], rtol=1e-5)

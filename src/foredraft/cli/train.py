@@ -82,6 +82,14 @@ def eagle3(
     out: OutOption,
     target: TargetOption = DEFAULT_TARGET,
     minutes: MinutesOption = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--start",
+            metavar="FOLDER",
+            help="A trained head to go on from, with its sizes; without it the weights are solved from the data.",
+        ),
+    ] = None,
     *,
     given: Given,
 ) -> None:
@@ -89,7 +97,7 @@ def eagle3(
     from foredraft.train.heads import train_eagle3
 
     config = build(EagleTraining, given)
-    _train(target, given, minutes, partial(train_eagle3, data=folder, out=out, config=config))
+    _train(target, given, minutes, partial(train_eagle3, data=folder, out=out, config=config, start=start))
 
 
 @app.command(cls=Command)

@@ -223,7 +223,8 @@ def build_head(
         fc=product("fc"),
         input_norm=norm(layer + "input_layernorm"),
         hidden_norm=norm(layer + "hidden_norm"),
-        qkv=product(*(f"{layer}self_attn.{name}_proj" for name in "qkv")),
+        q=product(layer + "self_attn.q_proj"),
+        kv=product(layer + "self_attn.k_proj", layer + "self_attn.v_proj"),
         out=product(layer + "self_attn.o_proj"),
         mlp_norm=norm(layer + "post_attention_layernorm"),
         gate_up=product(layer + "mlp.gate_proj", layer + "mlp.up_proj"),
@@ -271,7 +272,7 @@ def load_head(path: Path, target: Target) -> EagleHead:
             field=str(path),
             remedy="export the head with its embedding",
         )
-    _check_mark(checkpoint, embed, shape)
+    check_mark(checkpoint, embed, shape)
     return build_head(shape, checkpoint.tensors, ids, embed, table=table)
 
 
@@ -320,7 +321,8 @@ def target_mark(embed: Callable[[Tensor], Tensor], vocab: int, size: int = 64) -
     return [round(value, 4) for value in rows[:, 0].tolist()]
 
 
-def _check_mark(checkpoint: Checkpoint, embed: Callable[[Tensor], Tensor], shape: HeadShape) -> None:
+def check_mark(checkpoint: Checkpoint, embed: Callable[[Tensor], Tensor], shape: HeadShape) -> None:
+    """Raises VocabularyMismatchError if the head was trained for another model of the same sizes."""
     mark = checkpoint.config.get(_TARGET_MARK)
     if mark is None:
         return

@@ -43,7 +43,8 @@ class EagleTraining(LoopOptions):
     """Options of ``foredraft train eagle3``."""
 
     rollout: Annotated[int, Field(ge=1, le=8)] = 3
-    """Drafted tokens a position in training (training-time test); it grows to this over the run."""
+    """Drafted tokens a position in training (training-time test); it grows to this over the run, but from a trained
+    head on it is this from the first step."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Weight of each drafted token's loss relative to the one before it."""
     draft_vocab: Annotated[int, Field(ge=2)] = 8192

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,8 @@ class Eagle3Task(Task):
         token_ids: ``[D]`` draft vocabulary.
         config: Options.
         data: Folder of recorded texts, with taps ``(*shape.taps, last layer)``.
-        fresh: Solve for the weights to start from; else they come from a checkpoint.
+        fresh: Set the weights to start from; else they come from a checkpoint.
+        start: Weights of a trained head to start from; None solves for them.
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class Eagle3Task(Task):
         config: EagleTraining,
         data: Path,
         fresh: bool = True,
+        start: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.config, self.shape = config, shape
+        self.config, self.shape, self.grown = config, shape, start is not None
         torch.manual_seed(config.seed)
         self.parts = TargetParts(target, token_ids)
         self.taps = (*shape.taps, self.parts.decoder.shape.layers)
@@ -83,7 +86,8 @@ class Eagle3Task(Task):
         scale = usual_sizes(data, self.taps)[: len(shape.taps) * shape.target_hidden]
         self.net = EagleNet(shape, FC_SLOWER * scale, self.device)
         if fresh:
-            for name, value in initial_weights(self.parts, shape, start_texts(self.texts), scale).items():
+            found = start or initial_weights(self.parts, shape, start_texts(self.texts), scale)
+            for name, value in found.items():
                 self.net.set(name, value)
         self.net.weights["lm_head"].requires_grad_(config.train_lm_head)
         self.parameters = dict(self.net.named_parameters())
@@ -96,7 +100,7 @@ class Eagle3Task(Task):
     def loss(self, sample: Sample, step: int) -> tuple[Tensor, int]:
         """Cross-entropy to the target's own law, summed over positions, averaged over the drafted tokens."""
         config = self.config
-        rollout = min(config.rollout, 1 + config.rollout * step // config.steps)
+        rollout = config.rollout if self.grown else min(config.rollout, 1 + config.rollout * step // config.steps)
         text = self._text(sample)
         tokens, correction = candidates(text.law, config.candidates, seed_of(config.seed, step, sample.number))
         law = text.law[:, tokens]

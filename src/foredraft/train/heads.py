@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,11 +12,20 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters.eagle1_checkpoint import write_eagle1
-from foredraft.drafters.eagle_checkpoint import target_mark
+from foredraft.drafters.eagle_checkpoint import (
+    check_mark,
+    check_target,
+    expected_sizes,
+    head_shape,
+    read_checkpoint,
+    target_mark,
+    token_ids,
+)
 from foredraft.drafters.eagle_head import HeadShape
 from foredraft.errors import ConfigError
 from foredraft.export.speculators import Verifier, write_head
 from foredraft.files import replace_text
+from foredraft.models.decoder import Decoder
 from foredraft.models.info import LoadedModel
 from foredraft.models.rope import make_rope
 from foredraft.models.shape import DecoderShape
@@ -44,6 +53,7 @@ def train_eagle3(
     report: Report = lambda _: None,
     until: float = math.inf,
     workers: Workers | None = None,
+    start: Path | None = None,
 ) -> Path:
     """Trains an EAGLE-3 head on recorded answers, or goes on with a run, and writes its best state.
 
@@ -53,22 +63,24 @@ def train_eagle3(
         out: Gets ``checkpoint.safetensors``, ``history.json``, ``history.png`` and the finished ``head`` folder.
         until: Time (seconds since the epoch) after which no step is begun.
         workers: The processes that train together; None is this one alone.
+        start: Folder of a trained head to go on from, which gives the sizes and the draft vocabulary.
 
     Returns:
         The folder of the head, in the layout of ``speculators``.
 
     Raises:
-        ConfigError: ``data`` holds no shards, or shards of another target.
+        ConfigError: ``data`` holds no shards, or shards of another target; a size is asked for that ``start`` has not.
+        ModelLoadError, VocabularyMismatchError: ``start`` is damaged, or made for another target.
     """
     check_data(data)
     target, checkpoint = as_decoder(loaded.target), out / "checkpoint.safetensors"
-    if checkpoint.exists():
-        ids = load_checkpoint(checkpoint)[0]["token_ids"]
+    if start is not None:
+        weights, shape, ids = _trained(start, target, config)
     else:
-        ids = _vocabulary(loaded, data, config.draft_vocab)
-    taps = taps_of(target.shape.layers)
-    shape = _shape(target.shape, taps, len(ids), config.heads, config.intermediate)
-    task = Eagle3Task(target, shape, ids, config, data, fresh=not checkpoint.exists())
+        ids = _vocabulary(loaded, data, config.draft_vocab, checkpoint)
+        taps = taps_of(target.shape.layers)
+        weights, shape = None, _shape(target.shape, taps, len(ids), config.heads, config.intermediate)
+    task = Eagle3Task(target, shape, ids, config, data, fresh=not checkpoint.exists(), start=weights)
     trainer = Trainer(task, config, out, workers)
     finish(trainer, report, until)
     if trainer.workers.writes:
@@ -129,8 +141,22 @@ def check_data(data: Path) -> None:
         )
 
 
-def _vocabulary(loaded: LoadedModel, data: Path, size: int) -> Tensor:
-    """``[D]``: special tokens, and the most frequent ones of the data."""
+def _trained(start: Path, target: Decoder, config: EagleTraining) -> tuple[Mapping[str, Tensor], HeadShape, Tensor]:
+    """Weights, sizes and draft vocabulary of a head that training goes on from."""
+    for size in ("draft_vocab", "heads", "intermediate"):
+        if size in config.model_fields_set:
+            raise ConfigError("is given by the head to start from", field=size, remedy=f"drop it, or start={start}")
+    found = read_checkpoint(start)
+    shape = head_shape(found, target)
+    check_target(shape, target)
+    check_mark(found, target.embed, shape)
+    return {name: found.tensors[name].float() for name in expected_sizes(shape)}, shape, token_ids(found, shape)
+
+
+def _vocabulary(loaded: LoadedModel, data: Path, size: int, checkpoint: Path) -> Tensor:
+    """``[D]``: that of the run that goes on; else special tokens, and the most frequent ones of the data."""
+    if checkpoint.exists():
+        return load_checkpoint(checkpoint)[0]["token_ids"]
     vocab = loaded.target.vocab_size
     special = [loaded.tokenizer.is_special(token) for token in range(vocab)] if loaded.tokenizer else []
     always = [token for token, known in enumerate(special) if known][: size // 4]
