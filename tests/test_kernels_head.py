@@ -144,6 +144,34 @@ def test_a_row_does_not_depend_on_its_company(bits: int) -> None:
     assert torch.equal(logits[1], alone)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_wanted_row_does_not_depend_on_whether_others_are_wanted(compiled: bool) -> None:
+    """Texts of a call want none, some and all of their rows, behind pending ones; keys are there all the same."""
+
+    def run(wanted: tuple[int, int, int]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        head = make()
+        head = head if compiled else by_torch(head)
+        states = [read(head, n) for n in (11, 7, 20)]
+        head.step([HeadSegment(state, TOKENS[20:22], TAPS[20:22], logits_from=1) for state in states])
+        segments = [
+            HeadSegment(state, TOKENS[22:27], TAPS[22:27], logits_from=n)
+            for state, n in zip(states, wanted, strict=True)
+        ]
+        logits, hidden = head.step(segments)
+        for state in states:
+            state.commit(7)
+        after, _ = head.step([HeadSegment(state, [3], TAPS[27:28]) for state in states])
+        return logits, hidden, after
+
+    every, some = run((0, 0, 0)), run((5, 3, 0))
+    assert [len(rows) for rows in some[0]] == [len(rows) for rows in some[1]] == [0, 2, 5]
+    for kind in (0, 1):
+        for rows, mine, first in zip(every[kind], some[kind], (5, 3, 0), strict=True):
+            assert torch.equal(rows[first:], mine) if compiled else torch.allclose(rows[first:], mine, atol=1e-5)
+    for rows, mine in zip(every[2], some[2], strict=True):
+        assert torch.equal(rows, mine) if compiled else torch.allclose(rows, mine, atol=1e-5)
+
+
 @pytest.mark.parametrize("bits", [4, 8, 32])
 def test_a_branch_of_a_tree_has_the_bits_of_its_path(bits: int) -> None:
     head = make(bits)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -64,8 +65,8 @@ class EagleHead:
         """Runs the layer over the new rows of all ``segments``.
 
         Returns:
-            For each segment logits ``[n - logits_from, D]`` over the draft vocabulary, and hidden ``[n, d]``, which
-            is the feature of each row's children; both float32.
+            For each segment logits ``[n - logits_from, D]`` over the draft vocabulary, and hidden
+            ``[n - logits_from, d]``, which is the feature of each row's children; both float32.
         """
         rows = sum(len(segment.tokens) for segment in segments)
         if self._compiled is not None:
@@ -118,27 +119,32 @@ class EagleHead:
         places = [
             s.state.position + depth for s, own in zip(segments, parents, strict=True) for depth in s.state.depths(own)
         ]
-        heads, kv = shape.heads, shape.kv_heads
         joined, rest = self._join(self.embed(tokens).float(), feature)
-        qkv = w.qkv(joined).view(-1, heads + 2 * kv, shape.head_dim)
-        qk = rotate(qkv[:, : heads + kv], *self._rope(torch.tensor(places), max(places)))
-        sizes = [len(own) for own in parents]
-        mixed, first = [], 0
-        for segment, own, size in zip(segments, parents, sizes, strict=True):
-            rows = slice(first, first + size)
-            known = segment.state.add(qk[rows, heads:], qkv[rows, heads + kv :], own)
-            mixed.append(_attend(qk[rows, :heads], known, segment.state.mask(size), shape))
-            first += size
-        x = rest + w.out(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
+        keys, values = w.kv(joined).view(-1, 2, shape.kv_heads, shape.head_dim).unbind(1)
+        cos, sin = self._rope(torch.tensor(places), max(places))
+        keys = rotate(keys, cos, sin)
+        starts = list(accumulate((len(own) for own in parents), initial=0))
+        sizes = [len(own) - segment.logits_from for segment, own in zip(segments, parents, strict=True)]
+        known = [
+            segment.state.add(keys[first:last], values[first:last], own)
+            for segment, own, (first, last) in zip(segments, parents, pairwise(starts), strict=True)
+        ]
+        if not any(sizes):
+            return [keys.new_empty(0, shape.draft_vocab)] * len(sizes), [keys.new_empty(0, shape.hidden)] * len(sizes)
+        wanted = [row for last, size in zip(starts[1:], sizes, strict=True) for row in range(last - size, last)]
+        q = rotate(w.q(joined[wanted]).view(-1, shape.heads, shape.head_dim), cos[wanted], sin[wanted])
+        mixed = [
+            _attend(rows, seen, segment.state.mask(len(rows)), shape)
+            for segment, seen, rows in zip(segments, known, torch.split(q, sizes), strict=True)
+            if len(rows)
+        ]
+        x = rest[wanted] + w.out(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
         gate, up = w.gate_up(_norm(x, w.mlp_norm)).chunk(2, -1)
         x = x + w.down(functional.silu(gate) * up)
-        hidden = list(torch.split(x, sizes))
-        wanted = [own[segment.logits_from :] for segment, own in zip(segments, hidden, strict=True)]
-        logits = self._logits(torch.cat(wanted) if len(wanted) > 1 else wanted[0])
-        return list(torch.split(logits, [part.shape[0] for part in wanted])), hidden
+        return list(torch.split(self._logits(x), sizes)), list(torch.split(x, sizes))
 
     def _join(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings and features ``[n, d]`` -> what enters ``qkv``, and where the residual sum starts."""
+        """Embeddings and features ``[n, d]`` -> what enters ``q`` and ``kv``, and where the residual sum starts."""
         w = self.weights
         assert w.input_norm is not None
         assert w.hidden_norm is not None

@@ -49,7 +49,8 @@ class HeadWeights:
     Attributes:
         fc: ``len(taps) * target_hidden -> d``.
         input_norm, hidden_norm, final_norm: None in a head that has none (EAGLE-1).
-        qkv: ``2 d -> (heads + 2 kv_heads) * head_dim``.
+        q: ``2 d -> heads * head_dim``.
+        kv: ``2 d -> 2 kv_heads * head_dim``, keys before values.
         gate_up: ``d -> 2 * intermediate``, gate first.
         lm_head: ``d -> D``.
         token_ids: ``[D]`` int64, increasing: the target's id of each draft token.
@@ -58,7 +59,8 @@ class HeadWeights:
     fc: Linear
     input_norm: RMSNorm | None
     hidden_norm: RMSNorm | None
-    qkv: Linear
+    q: Linear
+    kv: Linear
     out: Linear
     mlp_norm: RMSNorm
     gate_up: Linear
@@ -178,7 +180,7 @@ class HeadSegment:
             ``[n, taps, target_hidden]`` themselves, which are fused on the way; then so in all segments of a call.
         parents: For each row the pending row that it follows, counted from the state's first pending row, ``-1``
             for the last committed row. None: each follows the row before it.
-        logits_from: Logits are wanted from this row on.
+        logits_from: Wanted are rows from this one on; the others only leave their keys and values.
     """
 
     state: HeadState

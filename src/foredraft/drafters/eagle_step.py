@@ -33,7 +33,7 @@ class CompiledStep:
     @classmethod
     def make(cls, shape: HeadShape, weights: HeadWeights, table: Table | None) -> Self | None:
         """None where the kernels have no such head: products not packed or not alike, or no norms (EAGLE-1)."""
-        names = ("fc", "qkv", "out", "gate_up", "down", "lm_head")
+        names = ("fc", "q", "kv", "out", "gate_up", "down", "lm_head")
         products = {name: getattr(weights, name) for name in names}
         packed = [product for product in products.values() if isinstance(product, PackedLinear)]
         alike = len({product.mode for product in packed}) == 1
@@ -74,9 +74,8 @@ class CompiledStep:
             segment.state.extend(segment.above())
         if len(segments) == 1:
             return [logits], [hidden]
-        sizes = [len(segment.tokens) for segment in segments]
-        wanted = [size - segment.logits_from for size, segment in zip(sizes, segments, strict=True)]
-        return list(torch.split(logits, wanted)), list(torch.split(hidden, sizes))
+        wanted = [len(segment.tokens) - segment.logits_from for segment in segments]
+        return list(torch.split(logits, wanted)), list(torch.split(hidden, wanted))
 
     def draft(self, segments: Sequence[HeadSegment], counts: Sequence[int], threads: int) -> list[list[int]]:
         """See :meth:`foredraft.drafters.eagle_head.EagleHead.draft`."""

@@ -22,7 +22,8 @@ class HeadParts:
 
     Attributes:
         fc: Hidden states of the target -> ``d``.
-        qkv: ``2 d -> (heads + 2 kv_heads) * head_dim``, for the normed embedding beside the normed feature.
+        q: ``2 d -> heads * head_dim``, for the normed embedding beside the normed feature; ``kv`` likewise, keys before
+            values.
         gate_up: Gate before up; the activation is SiLU.
         lm_head: ``d -> D`` tokens that the head can propose.
         token_ids: ``[D]`` int64, the target's id of each.
@@ -39,7 +40,8 @@ class HeadParts:
     fc: PackedLinear
     input_norm: Tensor
     hidden_norm: Tensor
-    qkv: PackedLinear
+    q: PackedLinear
+    kv: PackedLinear
     out: PackedLinear
     mlp_norm: Tensor
     gate_up: PackedLinear
@@ -64,7 +66,7 @@ class HeadRows:
             one more for every drafted token but the last.
         parents: ``[pending + n]``: for each row behind the committed ones the row that it follows, counted from the
             first pending one, ``-1`` for the last committed row. None if each follows the row before it.
-        logits_from: Logits are wanted from this row on.
+        logits_from: Wanted are rows from this one on; the others only leave their keys and values.
         drafts: Tokens to draft behind the last row, each the likeliest after the ones before it. Only without parents.
     """
 
@@ -138,11 +140,10 @@ class HeadPass:
             threads: That share the work.
 
         Returns:
-            Logits ``[wanted rows, D]``, and hidden ``[N, d]``: the feature of each row's children.
+            Logits ``[wanted rows, D]``, and hidden ``[wanted rows, d]``: the feature of each row's children.
         """
-        n = sum(len(text.tokens) for text in texts)
-        logits = torch.empty(sum(len(text.tokens) - text.logits_from for text in texts), self.vocab)
-        hidden = torch.empty(n, self.hidden)
+        wanted = sum(len(text.tokens) - text.logits_from for text in texts)
+        logits, hidden = torch.empty(wanted, self.vocab), torch.empty(wanted, self.hidden)
         views, keep, _ = self._texts(texts)
         self._run(texts, views, features, angles, embedded, threads, logits.data_ptr(), hidden.data_ptr())
         del keep
@@ -255,7 +256,7 @@ class HeadPass:
         return views, keep, drafted
 
 
-_PRODUCTS = ("fc", "qkv", "out", "gate_up", "down", "lm_head")
+_PRODUCTS = ("fc", "q", "kv", "out", "gate_up", "down", "lm_head")
 
 
 def _check(parts: HeadParts) -> None:
@@ -265,7 +266,8 @@ def _check(parts: HeadParts) -> None:
     width, vocab = parts.heads * dim, parts.lm_head.out_features
     sizes = {
         "fc": (parts.fc.in_features, d),
-        "qkv": (2 * d, width + 2 * parts.kv_heads * dim),
+        "q": (2 * d, width),
+        "kv": (2 * d, 2 * parts.kv_heads * dim),
         "out": (width, d),
         "gate_up": (d, 2 * inner),
         "down": (inner, d),
@@ -278,6 +280,8 @@ def _check(parts: HeadParts) -> None:
             raise ConfigError(f"is {got}, {size[0]} -> {size[1]} is wanted", field=name)
         if len(linear.matrices) > 3 or not linear.matrices[0].packed or linear.mode != parts.fc.mode:
             raise ConfigError("must be up to 3 packed matrices, all products with the same activations", field=name)
+    if {m.source.number for m in parts.q.matrices} != {m.source.number for m in parts.kv.matrices}:
+        raise ConfigError("must be packed as kv is", field="q")
     table = parts.table
     if table is not None and (table.in_features != d or len(table.matrices) != 1 or not table.matrices[0].packed):
         raise ConfigError(f"must be one packed matrix [V, {d}]", field="table")

@@ -76,7 +76,7 @@ class CHead(Structure):
         *((name, c_int64) for name in ("activations", "norm_before_residual")),
         *((name, c_float) for name in ("norm_eps", "attention_scale", "table_scale", "unused")),
         *((name, c_void_p) for name in ("input_norm", "hidden_norm", "mlp_norm", "final_norm")),
-        *((name, CProduct) for name in ("fc", "qkv", "out", "gate_up", "down", "lm_head")),
+        *((name, CProduct) for name in ("fc", "q", "kv", "out", "gate_up", "down", "lm_head")),
         ("table", CMatrix),
         ("token_ids", c_void_p),
     ]

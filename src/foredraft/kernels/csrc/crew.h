@@ -87,6 +87,12 @@ class Crew {
 
     // y (+)= x W^T for all parts; x must be complete and rounded, y is complete when this returns.
     void product(const Product& product, const float* x, long n, float* y, long ldy, bool add) {
+        outputs(product, x, n, y, ldy, add);
+        meet();
+    }
+
+    // The same, complete once the threads have met.
+    void outputs(const Product& product, const float* x, long n, float* y, long ldy, bool add) {
         for (long i = 0; i < product.parts; ++i) {
             const Matrix& a = product.part[i];
             const int format = static_cast<int>(a.format), kind = usable(format, activations_);
@@ -94,7 +100,6 @@ class Crew {
             linear_units(l, rounded_.of(kind).view(product.in, n), shares_.of(stage_++, thread_, team_));
             y += a.out;
         }
-        meet();
     }
 
     // inner = act(gate) * up for rows of `gates`, gate before up, rounded for `next`. Slices of 128 numbers (four blocks of

@@ -14,28 +14,33 @@ struct Part {
     Segment seen;  // counts pending rows, too, since new rows may descend from them
     long first;    // its first new row
     long pending;
-    long wanted;   // its first row of logits
+    long wanted;   // its first wanted row, counted among those of all texts
 };
 
 // Memory of a step; the caller's thread keeps it for the next.
 struct Workspace {
-    std::vector<float> x, h, both, qkv, mixed, gates, inner, logits;
-    std::vector<int64_t> tokens, positions, chosen, wanted;
+    std::vector<float> feature, both, kv;                              // of all rows
+    std::vector<float> picked, x, h, q, mixed, gates, inner, logits;  // of wanted rows
+    std::vector<int64_t> tokens, positions, wanted;
     std::vector<Part> parts;
     long ghosts = 0;  // rows before the first one, so that rows of a text can be counted from its first pending one
     Rounded rounded;
 
-    void reserve(const Head& m, long rows, long most_ghosts, long logit_rows) {
-        const size_t n = static_cast<size_t>(rows), all = n + static_cast<size_t>(most_ghosts);
+    void reserve(const Head& m, long rows, long wanted_rows, long most_ghosts, bool own_logits) {
+        const size_t all = static_cast<size_t>(rows), n = static_cast<size_t>(wanted_rows);
+        const size_t counted = n + static_cast<size_t>(most_ghosts), most = std::max(all, n);
+        grow(feature, most * m.hidden);
+        grow(both, most * 2 * m.hidden);
+        grow(kv, most * 2 * m.kv_heads * m.head_dim);
+        grow(picked, n * 2 * m.hidden);
         grow(x, n * m.hidden);
         grow(h, n * m.hidden);
-        grow(both, n * 2 * m.hidden);
-        grow(qkv, all * (m.heads + 2 * m.kv_heads) * m.head_dim);
-        grow(mixed, all * m.heads * m.head_dim);
+        grow(q, counted * m.heads * m.head_dim);
+        grow(mixed, counted * m.heads * m.head_dim);
         grow(gates, n * 2 * m.intermediate);
         grow(inner, n * m.intermediate);
-        grow(logits, static_cast<size_t>(logit_rows) * m.vocab);
-        rounded.reserve(m.activations, n, std::max({2 * m.hidden, m.intermediate, m.heads * m.head_dim, m.fc.in}));
+        if (own_logits) grow(logits, n * m.vocab);
+        rounded.reserve(m.activations, most, std::max({2 * m.hidden, m.intermediate, m.heads * m.head_dim, m.fc.in}));
     }
 };
 
@@ -51,7 +56,7 @@ void arrange(Workspace& w) {
         p.first = first;
         p.seen.first = static_cast<int64_t>(w.positions.size());
         p.wanted = static_cast<long>(w.wanted.size());
-        w.ghosts = std::max(w.ghosts, p.pending);
+        w.ghosts = std::max<long>(w.ghosts, p.pending + t.logits_from);
         const size_t base = w.positions.size();
         for (long i = 0; i < p.seen.rows; ++i) {
             const int64_t* parent = nullptr;
@@ -104,7 +109,7 @@ class Worker : Crew {
     void run() {
         features();
         step(s_.rows, s_.tokens, s_.embedded, s_.logits);
-        if (s_.hidden) each_row(s_.rows, [&](long r) { std::copy_n(x(r), m_.hidden, s_.hidden + r * m_.hidden); });
+        if (s_.hidden) each_row(wanted(), [&](long i) { std::copy_n(x(i), m_.hidden, s_.hidden + i * m_.hidden); });
         for (bool on = draft(s_.logits); on; on = draft(nullptr)) {
             const long rows = static_cast<long>(w_.parts.size());
             step(rows, w_.tokens.data(), nullptr, nullptr);
@@ -116,43 +121,48 @@ class Worker : Crew {
     const HeadStep& s_;
     Workspace& w_;
 
-    float* x(long row) { return w_.x.data() + row * m_.hidden; }
-    float* qkv() { return w_.qkv.data() + w_.ghosts * (m_.heads + 2 * m_.kv_heads) * m_.head_dim; }
+    long wanted() const { return static_cast<long>(w_.wanted.size()); }
+    float* feature(long row) { return w_.feature.data() + row * m_.hidden; }
+    float* x(long wanted) { return w_.x.data() + wanted * m_.hidden; }
+    float* q() { return w_.q.data() + w_.ghosts * m_.heads * m_.head_dim; }
     float* mixed() { return w_.mixed.data() + w_.ghosts * m_.heads * m_.head_dim; }
 
-    // Leaves the feature of each row in x.
     void features() {
-        if (!s_.fuse) return each_row(s_.rows, [&](long r) { std::copy_n(s_.features + r * m_.hidden, m_.hidden, x(r)); });
+        if (!s_.fuse) return each_row(s_.rows, [&](long r) { std::copy_n(s_.features + r * m_.hidden, m_.hidden, feature(r)); });
         each_row(s_.rows, [&](long r) { round(m_.fc, s_.features, s_.rows, r, 0, m_.fc.in); });
-        product(m_.fc, s_.features, s_.rows, w_.x.data(), m_.hidden, false);
+        product(m_.fc, s_.features, s_.rows, w_.feature.data(), m_.hidden, false);
     }
 
-    // The layer over rows whose features are in x; leaves what it makes of them in x.
+    // Keys and values of all rows; of the wanted ones what the layer makes of them, left in x, and logits. Nobody asks a
+    // row of committed text for more than its keys and values, unless it is the last: the layer is the head's only one.
     void step(long rows, const int64_t* tokens, const float* embedded, float* logits) {
+        const long n = wanted();
         join(rows, tokens, embedded);
         prepare();
-        attend();
-        product(m_.out, mixed(), rows, w_.x.data(), m_.hidden, true);
-        each_row(rows, [&](long r) { normed(x(r), m_.mlp_norm, m_.gate_up, rows, r); });
-        product(m_.gate_up, w_.h.data(), rows, w_.gates.data(), 2 * m_.intermediate, false);
-        gated(m_.down, w_.gates.data(), rows, m_.intermediate, false, w_.inner.data());
-        product(m_.down, w_.inner.data(), rows, w_.x.data(), m_.hidden, true);
-        const long n = static_cast<long>(w_.wanted.size());
         if (n == 0) return;
-        each_row(n, [&](long i) { normed(x(w_.wanted[i]), m_.final_norm, m_.lm_head, n, i); });
+        attend();
+        product(m_.out, mixed(), n, w_.x.data(), m_.hidden, true);
+        each_row(n, [&](long i) { normed(i, m_.mlp_norm, m_.gate_up); });
+        product(m_.gate_up, w_.h.data(), n, w_.gates.data(), 2 * m_.intermediate, false);
+        gated(m_.down, w_.gates.data(), n, m_.intermediate, false, w_.inner.data());
+        product(m_.down, w_.inner.data(), n, w_.x.data(), m_.hidden, true);
+        each_row(n, [&](long i) { normed(i, m_.final_norm, m_.lm_head); });
         product(m_.lm_head, w_.h.data(), n, logits ? logits : w_.logits.data(), m_.vocab, false);
     }
 
-    void normed(const float* from, const float* weight, const Product& next, long n, long row) {
-        ops_.rms_norm(from, weight, m_.norm_eps, m_.hidden, w_.h.data() + row * m_.hidden);
-        round(next, w_.h.data(), n, row, 0, m_.hidden);
+    void normed(long i, const float* weight, const Product& next) {
+        ops_.rms_norm(x(i), weight, m_.norm_eps, m_.hidden, w_.h.data() + i * m_.hidden);
+        round(next, w_.h.data(), wanted(), i, 0, m_.hidden);
     }
 
-    // Queries, keys and values of the normed embedding beside the normed feature.
+    // From the normed embedding beside the normed feature: keys and values of all rows, queries of the wanted ones and,
+    // in x, where their residual sums start.
     void join(long rows, const int64_t* tokens, const float* embedded) {
-        const long d = m_.hidden;
+        const long d = m_.hidden, n = wanted(), wide = m_.heads * m_.head_dim;
+        const bool all = n == rows;
+        float* joined = w_.both.data();
         each_row(rows, [&](long r) {
-            float *left = w_.both.data() + r * 2 * d, *right = left + d;
+            float *left = joined + r * 2 * d, *right = left + d;
             if (embedded) {
                 std::copy_n(embedded + r * d, d, left);
             } else {
@@ -160,11 +170,24 @@ class Worker : Crew {
                 if (m_.table_scale != 1.0f) std::for_each(left, right, [&](float& v) { v *= m_.table_scale; });
             }
             ops_.rms_norm(left, m_.input_norm, m_.norm_eps, d, left);
-            ops_.rms_norm(x(r), m_.hidden_norm, m_.norm_eps, d, right);
-            if (m_.norm_before_residual) std::copy_n(right, d, x(r));
-            round(m_.qkv, w_.both.data(), rows, r, 0, 2 * d);
+            ops_.rms_norm(feature(r), m_.hidden_norm, m_.norm_eps, d, right);
+            if (all) start(r, r);
+            round(m_.kv, joined, rows, r, 0, 2 * d);
         });
-        product(m_.qkv, w_.both.data(), rows, qkv(), m_.qkv.out, false);
+        if (all) outputs(m_.q, joined, rows, q(), wide, false);
+        product(m_.kv, joined, rows, w_.kv.data(), m_.kv.out, false);
+        if (all || n == 0) return;
+        each_row(n, [&](long i) {
+            std::copy_n(joined + w_.wanted[i] * 2 * d, 2 * d, w_.picked.data() + i * 2 * d);
+            start(i, w_.wanted[i]);
+            round(m_.q, w_.picked.data(), n, i, 0, 2 * d);
+        });
+        product(m_.q, w_.picked.data(), n, q(), wide, false);
+    }
+
+    void start(long i, long row) {
+        const float* right = w_.both.data() + row * 2 * m_.hidden + m_.hidden;
+        std::copy_n(m_.norm_before_residual ? right : feature(row), m_.hidden, x(i));
     }
 
     View view(const Part& p, long kv_head) const {
@@ -174,49 +197,48 @@ class Worker : Crew {
 
     // Turns q and k of the new rows, and writes k and v behind the others'.
     void prepare() {
-        const long dim = m_.head_dim, heads = m_.heads + m_.kv_heads, width = (heads + m_.kv_heads) * dim;
+        const long dim = m_.head_dim, half = m_.kv_heads * dim;
         for (const Part& p : w_.parts) {
             const long rows = p.seen.rows - p.pending;
             for (long i = rows * thread_ / team_; i < rows * (thread_ + 1) / team_; ++i) {
-                float* q = qkv() + (p.first + i) * width;
                 const long at = w_.positions[p.seen.first + p.pending + i] * (dim / 2), place = p.seen.start + p.pending + i;
-                ops_.rope(q, heads, dim, s_.cosine + at, s_.sine + at);
+                float* k = w_.kv.data() + (p.first + i) * 2 * half;
+                ops_.rope(k, m_.kv_heads, dim, s_.cosine + at, s_.sine + at);
                 for (long h = 0; h < m_.kv_heads; ++h) {
                     const View to = view(p, h);
-                    const float* k = q + (m_.heads + h) * dim;
-                    ops_.store(k, dim, kCacheF32, const_cast<void*>(to.keys), place * dim);
-                    ops_.store(k + m_.kv_heads * dim, dim, kCacheF32, const_cast<void*>(to.values), place * dim);
+                    ops_.store(k + h * dim, dim, kCacheF32, const_cast<void*>(to.keys), place * dim);
+                    ops_.store(k + half + h * dim, dim, kCacheF32, const_cast<void*>(to.values), place * dim);
                 }
+                const long mine = i - p.text->logits_from;
+                if (mine >= 0) ops_.rope(q() + (p.wanted + mine) * m_.heads * dim, m_.heads, dim, s_.cosine + at, s_.sine + at);
             }
         }
         meet();
     }
 
-    // Tiles of (text, kv head, rows and query heads), taken by whichever thread is free.
+    // Tiles of (text, kv head, wanted rows and query heads), taken by whichever thread is free.
     void attend() {
-        const long dim = m_.head_dim, width = (m_.heads + 2 * m_.kv_heads) * dim, out = m_.heads * dim;
-        const long group = m_.heads / m_.kv_heads;
+        const long dim = m_.head_dim, width = m_.heads * dim, group = m_.heads / m_.kv_heads;
         const AttentionShape a{m_.heads, m_.kv_heads, dim, kCacheF32, 0, m_.attention_scale, 0.0f};
         std::atomic<long>& next = shares_.counter(stage_++);
-        long item = 0, mine = next.fetch_add(1), rows = 0;
+        long item = 0, mine = next.fetch_add(1);
         for (const Part& p : w_.parts) {
-            const long before = p.first - p.pending;  // row 0 of the text as `seen` counts them
-            rows = p.first + p.seen.rows - p.pending;
-            const long start = p.pending * group, queries = (p.seen.rows - p.pending) * group;
+            const long passed = p.pending + p.text->logits_from, before = p.wanted - passed;  // row 0 as `seen` counts them
+            const long start = passed * group, queries = (p.seen.rows - passed) * group;
             const long cuts = tiles(queries, static_cast<long>(w_.parts.size()) * m_.kv_heads);
             for (long h = 0; h < m_.kv_heads; ++h) {
                 for (long tile = 0; tile < cuts; ++tile, ++item) {
                     if (item != mine) continue;
                     mine = next.fetch_add(1);
                     const long first = start + queries * tile / cuts, last = start + queries * (tile + 1) / cuts;
-                    const long column = h * group * dim;
-                    ops_.attend(a, p.seen, view(p, h), w_.positions.data(), first, last, qkv() + before * width + column, width,
-                                mixed() + before * out + column, out);
+                    const long column = before * width + h * group * dim;
+                    ops_.attend(a, p.seen, view(p, h), w_.positions.data(), first, last, q() + column, width, mixed() + column,
+                                width);
                 }
             }
         }
         meet();
-        each_row(rows, [&](long r) { round(m_.out, mixed(), rows, r, 0, out); });
+        each_row(wanted(), [&](long i) { round(m_.out, mixed(), wanted(), i, 0, width); });
     }
 
     // Takes the likeliest token behind each text's last row; whether a draft goes on, its rows then being laid out.
@@ -231,12 +253,12 @@ class Worker : Crew {
         for (Part& p : w_.parts) {
             HeadText& t = *p.text;
             if (t.drafts == 0) continue;
-            const long rows = p.seen.rows - p.pending, row = p.wanted + rows - 1 - t.logits_from;
-            const long best = largest(logits + row * m_.vocab, m_.vocab);
+            const long last = p.wanted + p.seen.rows - p.pending - t.logits_from - 1;
+            const long best = largest(logits + last * m_.vocab, m_.vocab);
             if (best < 0) continue;
             const int64_t token = t.drafted[t.written++] = m_.token_ids[best];
             if (t.written == t.drafts) continue;
-            std::memmove(x(static_cast<long>(kept)), x(p.first + rows - 1), m_.hidden * sizeof(float));
+            std::copy_n(x(last), m_.hidden, feature(static_cast<long>(kept)));
             w_.tokens[kept] = token;
             Part& to = w_.parts[kept++] = p;
             t.logits_from = 0;
@@ -270,9 +292,9 @@ void fd_head(const Head* m, HeadStep* step) {
         reach = std::max<long>(reach, t->pending + t->rows + t->drafts);
     }
     w.tokens.resize(static_cast<size_t>(s.texts));
-    w.reserve(*m, s.rows, reach, std::max<long>(s.logits ? 0 : wanted, drafts > 1 ? s.texts : 0));
+    w.reserve(*m, s.rows, std::max<long>(wanted, drafts > 1 ? s.texts : 0), reach, !s.logits || drafts > 1);
     arrange(w);
-    Shares shares(s.threads, static_cast<size_t>(3 + 16 * std::max(1L, drafts)));
+    Shares shares(s.threads, static_cast<size_t>(3 + 19 * std::max(1L, drafts)));
     Barrier barrier;
     with_team(s.threads, [&](int thread, int team) { Worker(*m, s, w, shares, barrier, thread, team).run(); });
 }

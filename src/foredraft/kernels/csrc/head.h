@@ -11,7 +11,7 @@ struct Head {
     int64_t norm_before_residual;
     float norm_eps, attention_scale, table_scale, unused;
     const float *input_norm, *hidden_norm, *mlp_norm, *final_norm;
-    Product fc, qkv, out, gate_up, down, lm_head;
+    Product fc, q, kv, out, gate_up, down, lm_head;
     Matrix table;              // the target's embedding; without weights rows come embedded
     const int64_t* token_ids;  // [vocab] the target's id of each of its tokens
 };
@@ -23,7 +23,7 @@ struct HeadText {
     int64_t pending;         // rows behind them, of earlier steps
     int64_t position;        // of the row that follows the last committed one
     int64_t capacity;        // rows that the buffer holds; a draft writes up to `drafts` - 1 behind the new ones
-    int64_t logits_from;     // logits are wanted from this row on
+    int64_t logits_from;     // wanted are rows from this one on; the others only leave their keys and values
     int64_t drafts;          // tokens to draft behind the last row
     float* cache;            // [2, kv_heads, capacity, head_dim]
     const int32_t* parents;  // [pending + n] counted from the first pending row, -1 the last committed; null for a chain
@@ -41,7 +41,7 @@ struct HeadStep {
     int64_t texts;
     HeadText* text;
     float* logits;  // [wanted rows, vocab]; may be null where texts only draft
-    float* hidden;  // [rows, hidden]: features of the rows' children; may be null
+    float* hidden;  // [wanted rows, hidden]: features of the rows' children; may be null
     int64_t threads, isa;
 };
 
