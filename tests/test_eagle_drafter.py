@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from foredraft import Engine, SamplingParams
+from foredraft.config import SpeculationConfig
+from foredraft.drafters import eagle
 from foredraft.drafters.eagle import Eagle3Drafter
 from foredraft.drafters.eagle_checkpoint import build_head
-from foredraft.drafters.eagle_head import EagleHead
+from foredraft.drafters.eagle_head import EagleHead, HeadSegment
 from foredraft.drafters.eagle_step import CompiledStep
 from foredraft.errors import VocabularyMismatchError
 from foredraft.models.decoder import Decoder
@@ -125,6 +127,69 @@ def test_a_head_that_has_read_the_text_in_parts_drafts_the_same(target: Decoder)
     assert reused.usage.cached_tokens > len(first)
     assert reused.token_ids == fresh.token_ids
     assert reused.stats.trace == fresh.stats.trace
+
+
+def test_a_third_turn_knows_the_first(target: Decoder) -> None:
+    """What the head had not read when a turn ended is a gap in its keys, not the end of them."""
+    drafter = Eagle3Drafter(head_for(target))
+    engine, text = Engine(target, drafter, k=3), PROMPTS[2]
+    for turn in range(3):
+        result = engine.generate([text], SamplingParams(max_tokens=12, ignore_eos=True), tenant="a")[0]
+        text = [*text, *result.token_ids, 7 + turn, 8]
+    known = len(text) - 5
+    state = drafter._start(_Asked(text, "a"), known)  # type: ignore[arg-type]
+    assert state.position == known
+    assert len(PROMPTS[2]) < known - 3 * 5 <= state.length <= known
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_long_text_is_seen_through_a_window(target: Decoder, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """Memory and drafts cost no more with the text's length, and the text is the target's."""
+    monkeypatch.setattr(eagle, "WINDOW", 16)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    drafter = Eagle3Drafter(head_for(target))
+    most = []
+    observe = drafter.observe
+
+    def watch(request: Any, *rest: Any) -> None:
+        observe(request, *rest)
+        text = drafter._texts[request.id]
+        waiting = sum(part.shape[0] for part in text.waiting)
+        assert text.rows == waiting
+        most.append((waiting, text.state.length if text.state else 0, text.state.position if text.state else 0))
+        if text.state is not None:
+            assert text.state.position + waiting == len(request.ids) - 1
+
+    monkeypatch.setattr(drafter, "observe", watch)
+    drafted = Engine(target, drafter, k=3, max_step_tokens=16).generate(
+        PROMPTS, params, speculation=SpeculationConfig(k=k)
+    )
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in Engine(target).generate(PROMPTS, params)]
+    waiting, length, position = (max(column) for column in zip(*most, strict=True))
+    assert position > 60
+    assert waiting <= 2 * 16
+    assert length <= 2 * 16
+    assert length > 16 if k else length == 0
+
+
+def test_the_window_forgets_the_oldest_rows(target: Decoder) -> None:
+    """A state that forgot what a shorter one never read drafts the same."""
+    head = head_for(target)
+    taps = torch.randn(30, 3, target.shape.hidden_size, generator=torch.Generator().manual_seed(3))
+    ids = models_support.random_tokens(31, seed=3)
+    whole, last = head.new_state(), head.new_state()
+    head.step([HeadSegment(whole, ids[1:31], taps, logits_from=30)])
+    whole.commit(30)
+    whole.forget(12)
+    last.skip(18)
+    head.step([HeadSegment(last, ids[19:31], taps[18:], logits_from=12)])
+    last.commit(12)
+    assert (whole.length, whole.position) == (last.length, last.position) == (12, 30)
+    assert [whole.before(n) for n in (0, 18, 20, 40)] == [0, 0, 2, 12]
+    again = whole.copy(2, head.shape)
+    assert (again.length, again.position) == (2, 20)
+    logits, _ = head.step([HeadSegment(state, [5], taps[:1]) for state in (whole, last)])
+    assert torch.equal(*logits)
 
 
 def test_another_tenants_text_is_not_reused(target: Decoder) -> None:

@@ -17,8 +17,10 @@ from foredraft.errors import DrafterError
 from foredraft.models.prefix import common_prefix
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
-CHUNK = 512
-"""Most rows that the head reads at once, and that wait to be read."""
+WINDOW = 512
+"""Rows of committed text that a head surely sees, where there are so many; up to as many older ones it may see as well.
+Nothing that is older is read or kept, so drafts cost no more in a long text, and a long prompt no more to begin with.
+"""
 
 
 @dataclass(slots=True)
@@ -27,15 +29,39 @@ class _Text:
 
     Attributes:
         state: The head's keys and values; None until the target's first pass shows where its states begin.
-        waiting: Hidden states ``[n, taps, target_hidden]`` of committed positions that the head has not read.
+        waiting: Hidden states ``[n, taps, target_hidden]`` of the latest committed positions, which the head has not
+            read.
+        rows: How many those are.
     """
 
     state: HeadState | None = None
     waiting: list[Tensor] = field(default_factory=list)
+    rows: int = 0
 
-    @property
-    def rows(self) -> int:
-        return sum(part.shape[0] for part in self.waiting)
+    def add(self, states: Tensor) -> None:
+        self.waiting.append(states)
+        self.rows += states.shape[0]
+        if self.rows > 2 * WINDOW:
+            self.shorten()
+
+    def shorten(self) -> None:
+        """Leaves no more rows waiting than the window holds; older ones are out of it, read or not."""
+        extra = self.rows - WINDOW
+        if extra > 0:
+            self.waiting = [torch.cat(self.waiting)[extra:].clone()]
+            self.rows = WINDOW
+            if self.state is not None:
+                self.state.forget(0)
+                self.state.skip(extra)
+
+    def read(self, rows: int) -> None:
+        """The head has read all that waited, and keeps it."""
+        assert self.state is not None
+        self.state.commit(rows)
+        self.waiting.clear()
+        self.rows = 0
+        if self.state.length > 2 * WINDOW:
+            self.state.forget(WINDOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +81,10 @@ class _Writing:
     segment: HeadSegment
     tokens: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Keeps the rows of committed tokens."""
+        self.text.read(len(self.segment.tokens))
 
 
 class Eagle3Drafter(Drafter):
@@ -104,17 +134,15 @@ class Eagle3Drafter(Drafter):
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
         assert taps is not None
         text = self._texts.setdefault(request.id, _Text())
-        text.waiting.append(taps)
+        text.add(taps)
         if verdict is None:  # a chunk of the prompt: where it begins is known once the prompt's end is there
             return
         if text.state is None:
             text.state = self._start(request, len(request.ids) - 1 - text.rows)
-        if text.rows > CHUNK:
-            self._read(request, text)
 
     def stop(self, request: DraftRequest) -> None:
         text = self._texts.pop(request.id, None)
-        if text is None or text.state is None or not self._keep or text.state.position != text.state.length:
+        if text is None or text.state is None or not self._keep:
             return
         self._finished.append(_Finished(request.tenant, list(request.ids), text.state))
         del self._finished[: -self._keep]
@@ -132,28 +160,12 @@ class Eagle3Drafter(Drafter):
         for finished in self._finished:
             if known and finished.tenant == request.tenant:
                 shared = common_prefix(finished.ids, request.ids) - 1  # a row needs the token after its own
-                n = min(shared, known, finished.state.length)
+                n = finished.state.before(min(shared, known))
                 if n > rows:
                     best, rows = finished, n
         state = self.head.new_state() if best is None else best.state.copy(rows, self.head.shape)
-        state.skip(known - rows)
+        state.skip(known - state.position)
         return state
-
-    def _read(self, request: DraftRequest, text: _Text, keep: int = 0) -> None:
-        """Reads waiting rows in chunks until at most ``keep`` are left."""
-        assert text.state is not None
-        states = torch.cat(text.waiting)
-        while states.shape[0] > keep:
-            part = states[: min(CHUNK, states.shape[0] - keep)]
-            tokens = self._tokens(request, text.state, part.shape[0])
-            self.head.step([HeadSegment(text.state, tokens, part, logits_from=len(tokens))])
-            text.state.commit(len(tokens))
-            states = states[part.shape[0] :]
-        text.waiting = [states] if states.shape[0] else []
-
-    def _tokens(self, request: DraftRequest, state: HeadState, rows: int) -> list[int]:
-        """The token after each of the next ``rows`` positions."""
-        return list(request.ids[state.position + 1 : state.position + 1 + rows])
 
     # --- drafts
 
@@ -161,10 +173,10 @@ class Eagle3Drafter(Drafter):
         text = self._texts.get(request.id)
         if text is None or text.state is None or not text.waiting:
             return None
-        if text.rows > CHUNK:
-            self._read(request, text, keep=1)
+        text.shorten()
         states = text.waiting[0] if len(text.waiting) == 1 else torch.cat(text.waiting)
-        tokens = self._tokens(request, text.state, states.shape[0])
+        # the token after each position
+        tokens = list(request.ids[text.state.position + 1 : text.state.position + 1 + states.shape[0]])
         segment = HeadSegment(text.state, tokens, states, logits_from=len(tokens) - 1)
         return _Writing(request, text, k, segment)
 
@@ -172,7 +184,7 @@ class Eagle3Drafter(Drafter):
         """Drafts the likeliest tokens."""
         drafts = self.head.draft([job.segment for job in writing], [job.k for job in writing])
         for job, tokens in zip(writing, drafts, strict=True):
-            self._commit(job)
+            job.read()
             job.tokens = tokens
         if not all(drafts):
             raise DrafterError("the head's logits are no law: a row holds NaN or +inf, or no token", field="logits")
@@ -184,15 +196,10 @@ class Eagle3Drafter(Drafter):
             logits, hidden = self.head.step([job.segment for job in writing])
             if first:
                 for job in writing:
-                    self._commit(job)
+                    job.read()
                 first = False
             steps = zip(writing, logits, hidden, strict=True)
             writing = [job for job, row, feature in steps if self._write(job, row[-1], feature[-1:])]
-
-    def _commit(self, job: _Writing) -> None:
-        """Keeps the rows of committed tokens."""
-        job.segment.state.commit(len(job.segment.tokens))
-        job.text.waiting.clear()
 
     def _write(self, job: _Writing, logits: Tensor, feature: Tensor) -> bool:
         """Draws one token; whether the draft goes on.

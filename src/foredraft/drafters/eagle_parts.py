@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,15 +75,19 @@ class HeadState:
     """Keys and values of one text inside the head: committed rows, then pending ones that may be dropped.
 
     Attributes:
-        length: Committed rows.
-        position: Position of the feature of the next committed row; counts rows that were skipped, too.
+        position: Position of the feature of the next committed row.
     """
 
     def __init__(self, shape: HeadShape, capacity: int = 256) -> None:
-        self.length = 0
         self.position = 0
+        self._places: list[int] = []  # position of each committed row; rows may have been skipped or forgotten
         self._pending: list[tuple[int, int]] = []  # parent and depth of each pending row
         self._kv = torch.empty(2, shape.kv_heads, capacity, shape.head_dim)
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+        return len(self._places)
 
     @property
     def pending(self) -> int:
@@ -91,7 +96,7 @@ class HeadState:
 
     def commit(self, rows: int) -> None:
         """Keeps the first ``rows`` pending rows, which must be a chain, and drops the others."""
-        self.length += rows
+        self._places.extend(range(self.position, self.position + rows))
         self.position += rows
         self._pending.clear()
 
@@ -100,14 +105,26 @@ class HeadState:
         self._pending.clear()
 
     def skip(self, rows: int) -> None:
-        """Goes ``rows`` positions on without keys: the target's states there are not known."""
+        """Goes ``rows`` positions on without keys: the target's states there are not known, or not worth reading."""
         self.position += rows
 
-    def copy(self, length: int, shape: HeadShape) -> HeadState:
-        """A new state with the first ``length`` committed rows of this one. Only for states that skipped nothing."""
-        state = HeadState(shape, max(256, length + 64))
-        state._kv[:, :, :length] = self._kv[:, :, :length]
-        state.length = state.position = length
+    def forget(self, keep: int) -> None:
+        """Drops all but the last ``keep`` committed rows; there are no pending ones."""
+        extra = self.length - keep
+        if extra > 0:
+            self._kv[:, :, :keep] = self._kv[:, :, extra : extra + keep].clone()
+            del self._places[:extra]
+
+    def before(self, position: int) -> int:
+        """How many committed rows lie before ``position``."""
+        return bisect_left(self._places, position)
+
+    def copy(self, rows: int, shape: HeadShape) -> HeadState:
+        """A new state with the first ``rows >= 1`` committed rows of this one, as if the text ended with them."""
+        state = HeadState(shape, max(256, rows + 64))
+        state._kv[:, :, :rows] = self._kv[:, :, :rows]
+        state._places = self._places[:rows]
+        state.position = state._places[-1] + 1
         return state
 
     def room(self, rows: int) -> Tensor:

@@ -34,8 +34,7 @@ class EagleNodes(Eagle3Drafter):
                 found.append(None)
                 continue
             logits, hidden = next(steps)
-            job.segment.state.commit(len(job.segment.tokens))
-            job.text.waiting.clear()
+            job.read()
             self._features[job.request.id] = hidden[-1:]
             found.append((logits[-1], depth))
         return found
