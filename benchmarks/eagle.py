@@ -25,6 +25,7 @@ from foredraft.config import SpeculationConfig
 from foredraft.drafters.eagle import Eagle3Drafter
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment
 from foredraft.engine.stats import SpecStats
+from foredraft.kernels.law import Draws
 from foredraft.models.base import Segment
 from foredraft.models.loading import load_model
 
@@ -94,7 +95,7 @@ def step_costs(engine: Engine, head: EagleHead, context: int = 200, tries: int =
     runs = {
         "target_pass_ms": one_pass,
         "head_step_ms": lambda: head.step([HeadSegment(state, ids[:1], feature)]),
-        "draft_of_5_ms": lambda: head.draft([HeadSegment(state, ids[:1], taps[-1:])], [5]),
+        "draft_of_5_ms": lambda: head.draft([HeadSegment(state, ids[:1], taps[-1:])], [Draws(5)]),
     }
     least = dict.fromkeys(runs, float("inf"))
     for _ in range(tries):

@@ -18,6 +18,7 @@ from foredraft.drafters.eagle_checkpoint import build_head
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment
 from foredraft.drafters.eagle_step import CompiledStep
 from foredraft.errors import VocabularyMismatchError
+from foredraft.kernels import available
 from foredraft.models.decoder import Decoder
 from foredraft.sampling import RequestSampler
 from foredraft.testing.stats import two_sample
@@ -31,8 +32,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return found
 
 
-def head_for(target: Any, seed: int = 0, draft_vocab: int = 40) -> EagleHead:
-    """A head with random weights, which guesses right now and then."""
+def head_for(target: Any, seed: int = 0, draft_vocab: int = 40, table: bool = False) -> EagleHead:
+    """A head with random weights, which guesses right now and then. With a table whole drafts are one call."""
     own = target.shape
     torch.manual_seed(seed)
     shape = support.shape(
@@ -42,7 +43,8 @@ def head_for(target: Any, seed: int = 0, draft_vocab: int = 40) -> EagleHead:
         vocab=own.vocab_size,
         draft_vocab=draft_vocab,
     )
-    return build_head(shape, EagleNet(shape).state(), torch.arange(draft_vocab) * 2, target.embed, bits=32)
+    ids = torch.arange(draft_vocab) * 2
+    return build_head(shape, EagleNet(shape).state(), ids, target.embed, 32, target.embedding_rows if table else None)
 
 
 PROMPTS = [models_support.random_tokens(n, seed=n) for n in (1, 3, 40, 9)]
@@ -79,7 +81,7 @@ def test_the_calls_of_a_greedy_request_draft_what_its_draws_would(
 ) -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     quick = Engine(target, Eagle3Drafter(head_for(target)), k=4).generate(PROMPTS, params)
-    monkeypatch.setattr(RequestSampler, "likeliest", False)
+    monkeypatch.setattr(RequestSampler, "ahead", lambda *_: None)
     slow = Engine(target, Eagle3Drafter(head_for(target)), k=4).generate(PROMPTS, params)
     assert [r.stats.trace for r in quick] == [r.stats.trace for r in slow]
 
@@ -94,18 +96,23 @@ def test_a_head_of_nonsense_costs_its_requests_nothing_but_drafts(target: Decode
     assert all(r.stats.num_draft_tokens == 0 for r in drafted)
 
 
-def test_a_seed_gives_the_text_of_plain_decoding(target: Decoder) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_seed_gives_the_text_of_plain_decoding(target: Decoder, at_once: bool) -> None:
     params = SamplingParams(temperature=0.9, top_p=0.9, max_tokens=24, seed=5, ignore_eos=True)
     plain = Engine(target).generate(PROMPTS, params)
-    drafted = Engine(target, Eagle3Drafter(head_for(target)), k=4).generate(PROMPTS, params)
+    drafted = Engine(target, Eagle3Drafter(head_for(target, table=at_once)), k=4).generate(PROMPTS, params)
     assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+    assert sum(r.stats.num_accepted_draft_tokens for r in drafted) > 0
 
 
 @pytest.mark.parametrize("verify", ["rejection", "block"])
-def test_the_law_is_the_targets(target: Decoder, verify: str) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_law_is_the_targets(target: Decoder, verify: str, at_once: bool) -> None:
     params = SamplingParams(temperature=1.0, top_k=4, max_tokens=3, ignore_eos=True)
     counts = []
-    for drafter in (None, Eagle3Drafter(head_for(target, draft_vocab=50))):
+    head = head_for(target, draft_vocab=50, table=at_once)
+    assert head.draws == (at_once and available())
+    for drafter in (None, Eagle3Drafter(head)):
         engine = Engine(target, drafter, k=2, verify=verify, max_batch=16)
         texts = [r.token_ids for r in engine.generate([PROMPTS[1]] * 1200, params)]
         counts.append(texts)

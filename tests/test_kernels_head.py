@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from foredraft.config import SamplingParams
 from foredraft.drafters import eagle_checkpoint
 from foredraft.drafters.eagle_checkpoint import build_head
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment, HeadState
@@ -18,7 +19,12 @@ from foredraft.drafters.eagle_step import CompiledStep
 from foredraft.errors import ConfigError
 from foredraft.kernels import PackedLinear, available
 from foredraft.kernels.head_pass import HeadRows
+from foredraft.kernels.law import Draws
+from foredraft.kernels.race import race
 from foredraft.models.rope import make_rope
+from foredraft.sampling.drafting import RequestSampler
+from foredraft.sampling.law import TokenLaw
+from foredraft.sampling.noise import RequestNoise
 
 pytestmark = pytest.mark.skipif(not available(), reason="no compiled kernels")
 
@@ -117,7 +123,7 @@ def test_all_instruction_sets_and_threads_give_the_same_bits(bits: int, isa: int
             state, other = read(head, 20), read(head, 9)
             segments = [HeadSegment(each, TOKENS[20:], TAPS[20:]) for each in (state, other)]
             logits, hidden = step.step(segments, head.embed, threads)
-            drafted = step.draft([HeadSegment(other, [3], TAPS[:1])], [6], threads)[0]
+            [(drafted, _)] = step.draft([HeadSegment(other, [3], TAPS[:1])], [Draws(6)], threads)
         return [*logits, *hidden, torch.tensor(drafted)]
 
     torch.set_num_threads(2)
@@ -198,7 +204,7 @@ def test_a_draft_is_its_steps_one_after_another(bits: int, table: bool) -> None:
         HeadSegment(states[0], TOKENS[20:23], TAPS[20:23], logits_from=2),
         HeadSegment(states[1], TOKENS[7:8], TAPS[7:8]),
     ]
-    drafted = head.draft(segments, [3, 6])
+    drafted = [tokens for tokens, _ in head.draft(segments, [Draws(3), Draws(6)])]
     assert [state.pending for state in states] == [3, 1]
     assert [len(tokens) for tokens in drafted] == [3, 6]
     for state in states:
@@ -211,10 +217,74 @@ def test_a_draft_is_its_steps_one_after_another(bits: int, table: bool) -> None:
     assert len({token for tokens in drafted for token in tokens}) > 3
 
 
+def sampler(rule: str, seed: int, anchor: int, **params: Any) -> RequestSampler:
+    law = TokenLaw(SamplingParams(**({"temperature": 0.8} | params)), [1], support.VOCAB)
+    made = RequestSampler(law, RequestNoise(seed, race), rule)  # type: ignore[arg-type]
+    made.anchor = anchor
+    return made
+
+
+@pytest.mark.parametrize("controls", [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1, "temperature": 1.3}])
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+def test_a_drawn_draft_is_its_draws_one_after_another(rule: str, controls: dict[str, Any]) -> None:
+    """Two texts in one call, and the likeliest tokens of a third; the laws are those that were drawn from."""
+    head = make()
+    assert head.draws
+    samplers = [sampler(rule, 5, 24, **controls), sampler(rule, 6, 9, **controls)]
+    states = [read(head, 20), read(head, 7), read(head, 9)]
+    segments = [
+        HeadSegment(states[0], TOKENS[20:23], TAPS[20:23], logits_from=2),
+        HeadSegment(states[1], TOKENS[7:8], TAPS[7:8]),
+        HeadSegment(states[2], TOKENS[9:10], TAPS[9:10]),
+    ]
+    plans = [samplers[0].ahead(4), samplers[1].ahead(7), Draws(3)]
+    assert all(plan is not None for plan in plans)
+    drafted = head.draft(segments, plans)  # type: ignore[arg-type]
+    assert [len(tokens) for tokens, _ in drafted] == [4, 7, 3]
+    assert drafted[2][1] is None
+    for state in states:
+        state.drop()
+    different = 0
+    for segment, (tokens, laws), own in zip(segments, drafted, samplers, strict=False):
+        for i, token in enumerate(tokens):
+            [logits], [hidden] = head.step([segment])
+            drawn, law = own.draw(logits[-1], tokens[:i], head.weights.token_ids)
+            assert drawn == token
+            assert (law is None) == (rule == "coupled")
+            if law is not None:
+                assert laws is not None
+                assert torch.allclose(laws[i], law, rtol=1e-5, atol=0)
+                assert laws[i].sum() == pytest.approx(1, abs=1e-5)
+            different += token != int(head.weights.token_ids[int(logits[-1].argmax())])
+            segment = HeadSegment(segment.state, [token], hidden[-1:])
+    assert different
+
+
+def test_a_sampler_is_asked_for_each_token_where_more_than_filters_decide() -> None:
+    """Penalties, bans and the like change with what was drafted, and greedy laws with them are no plain argmax."""
+    assert sampler("block", 1, 0).ahead(3) is not None
+    assert sampler("exact", 1, 0, temperature=0.0).ahead(3) is not None
+    for more in (
+        {"frequency_penalty": 1.0},
+        {"logit_bias": {1: 2.0}},
+        {"allowed_token_ids": (1, 2)},
+        {"typical_p": 0.9},
+    ):
+        assert sampler("block", 1, 0, **more).ahead(3) is None
+        assert "typical_p" in more or sampler("exact", 1, 0, temperature=0.0, **more).ahead(3) is None
+
+
+def test_a_head_with_a_table_of_another_length_draws_step_by_step() -> None:
+    """Laws are as long as the target's vocabulary."""
+    head = make()
+    longer = PackedLinear.from_float(torch.cat([TABLE, TABLE[:8]]))
+    assert not EagleHead(head.shape, head.weights, head.embed, (longer, 2.0)).draws
+
+
 def test_rows_after_a_draft_see_none_of_it() -> None:
     head = make()
     state, fresh = read(head, 20), read(head, 20)
-    head.draft([HeadSegment(state, [3], TAPS[20:21])], [5])
+    head.draft([HeadSegment(state, [3], TAPS[20:21])], [Draws(5)])
     state.commit(1)
     head.step([HeadSegment(fresh, [3], TAPS[20:21])])
     fresh.commit(1)
@@ -230,11 +300,11 @@ def test_a_draft_grows_its_states_buffer() -> None:
         state = HeadState(head.shape, capacity)
         head.step([HeadSegment(state, TOKENS[:20], TAPS[:20], logits_from=20)])
         state.commit(20)
-        drafts.append(head.draft([HeadSegment(state, [3], TAPS[20:21])], [9]))
+        drafts.append(head.draft([HeadSegment(state, [3], TAPS[20:21])], [Draws(9)])[0][0])
     assert drafts[0] == drafts[1]
     long = read(head, 20)
     long.skip(1000)  # beyond the first table of angles
-    assert len(head.draft([HeadSegment(long, [3], TAPS[20:21])], [4])[0]) == 4
+    assert len(head.draft([HeadSegment(long, [3], TAPS[20:21])], [Draws(4)])[0][0]) == 4
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -242,10 +312,10 @@ def test_a_draft_ends_where_logits_are_no_numbers(compiled: bool) -> None:
     head = make(32) if compiled else by_torch(make(32))
     state = head.new_state()
     broken = torch.full((1, 3, D), torch.nan)
-    assert head.draft([HeadSegment(state, [3], broken)], [4]) == [[]]
+    assert head.draft([HeadSegment(state, [3], broken)], [Draws(4)]) == [([], None)]
     state.drop()
     both = [HeadSegment(state, [3], TAPS[:1]), HeadSegment(head.new_state(), [3], broken)]
-    assert [len(tokens) for tokens in head.draft(both, [4, 4])] == [4, 0]
+    assert [len(tokens) for tokens, _ in head.draft(both, [Draws(4), Draws(4)])] == [4, 0]
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
@@ -265,18 +335,18 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     refused("features", features=TAPS[:2])
     refused("features", features=TAPS[:1].double())
     refused("cache", committed=8)
-    refused("cache", committed=4, drafts=5)
+    refused("cache", committed=4, draws=Draws(5))
     refused("cache", cache=cache[:, :1])
     refused("cache", tokens=[])
     refused("angles", position=10_000)
     refused("parents", parents=[0])
     refused("parents", parents=[-1, -1])
-    refused("drafts", drafts=2, parents=[-1])
-    refused("drafts", drafts=2, logits_from=1)
+    refused("drafts", draws=Draws(2), parents=[-1])
+    refused("drafts", draws=Draws(2), logits_from=1)
     bare = make(table=False)._compiled
     assert bare is not None
     with pytest.raises(ConfigError, match="embedding"):
-        bare._head.draft([HeadRows([3], 0, 0, 0, cache, drafts=2)], TAPS[:1], angles)
+        bare._head.draft([HeadRows([3], 0, 0, 0, cache, draws=Draws(2))], TAPS[:1], angles)
 
 
 def test_heads_that_the_kernels_do_not_have_go_step_by_step() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foredraft.drafters.outlook import Outlook, StepPrice
 from foredraft.errors import ConfigError, UnsupportedModelError
+from foredraft.kernels.law import Draws
 from foredraft.models.base import Target
 from foredraft.sampling.drafting import Children
 from foredraft.types import NO_DRAFT, Draft, Verdict
@@ -43,11 +44,10 @@ class DraftSampler(Protocol):
     def sampled(self) -> bool:
         """Whether drawn tokens must be proposed, with their q: neither greedy nor coupled."""
 
-    @property
-    def likeliest(self) -> bool:
-        """Whether every draw is the likeliest token by the logits as they are, the lowest id on ties.
+    def ahead(self, count: int) -> Draws | None:
+        """How :meth:`draw` would choose the next ``count >= 1`` tokens, for a drafter that can do so by itself.
 
-        A drafter may then take that token without :meth:`draw`.
+        None if it must be asked for each token.
         """
 
     def children(

@@ -14,6 +14,7 @@ from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
 from foredraft.drafters.eagle_checkpoint import check_target, embedded_head, load_head
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment, HeadState
 from foredraft.errors import DrafterError
+from foredraft.kernels.law import Draws
 from foredraft.models.prefix import common_prefix
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
@@ -80,7 +81,8 @@ class _Writing:
     k: int
     segment: HeadSegment
     tokens: list[int] = field(default_factory=list)
-    laws: list[Tensor] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)  # of q, while it is written token by token
+    q: Tensor | None = None
 
     def read(self) -> None:
         """Keeps the rows of committed tokens."""
@@ -123,9 +125,10 @@ class Eagle3Drafter(Drafter):
         jobs = [self._begin(request, k) if k else None for request, k in zip(requests, ks, strict=True)]
         writing = [job for job in jobs if job is not None]
         try:
-            for draft, likeliest in ((self._chains, True), (self._draws, False)):
-                if some := [job for job in writing if job.request.sampler.likeliest is likeliest]:
-                    draft(some)
+            if planned := [(job, plan) for job in writing if (plan := self._ahead(job)) is not None]:
+                self._chains(planned)
+            if others := [job for job in writing if not job.tokens]:
+                self._draws(others)
         finally:
             for job in writing:
                 job.segment.state.drop()
@@ -180,14 +183,20 @@ class Eagle3Drafter(Drafter):
         segment = HeadSegment(text.state, tokens, states, logits_from=len(tokens) - 1)
         return _Writing(request, text, k, segment)
 
-    def _chains(self, writing: list[_Writing]) -> None:
-        """Drafts the likeliest tokens."""
-        drafts = self.head.draft([job.segment for job in writing], [job.k for job in writing])
-        for job, tokens in zip(writing, drafts, strict=True):
-            job.read()
-            job.tokens = tokens
-        if not all(drafts):
-            raise DrafterError("the head's logits are no law: a row holds NaN or +inf, or no token", field="logits")
+    def _ahead(self, job: _Writing) -> Draws | None:
+        """How the head can choose this draft's tokens by itself."""
+        plan = job.request.sampler.ahead(job.k)
+        return plan if plan is not None and (plan.controls is None or self.head.draws) else None
+
+    def _chains(self, planned: Sequence[tuple[_Writing, Draws]]) -> None:
+        """Drafts in one call; what gets no token is left as it was."""
+        drafts = self.head.draft([job.segment for job, _ in planned], [plan for _, plan in planned])
+        for (job, _), (tokens, q) in zip(planned, drafts, strict=True):
+            if tokens:
+                job.read()
+                job.tokens, job.q = tokens, q
+            else:
+                job.segment.state.drop()
 
     def _draws(self, writing: list[_Writing]) -> None:
         """Drafts tokens drawn by each request's own sampler."""
@@ -214,10 +223,11 @@ class Eagle3Drafter(Drafter):
             return False
         job.tokens.append(token)
         if law is not None:
-            job.laws.append(law)
+            job.rows.append(law)
         job.segment = HeadSegment(job.segment.state, [token], feature)
         return len(job.tokens) < job.k
 
 
 def _draft(job: _Writing) -> Draft:
-    return Draft(tuple(job.tokens), torch.stack(job.laws) if job.laws else None) if job.tokens else NO_DRAFT
+    q = torch.stack(job.rows) if job.rows else job.q
+    return Draft(tuple(job.tokens), q) if job.tokens else NO_DRAFT

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from foredraft.drafters.eagle_parts import HeadSegment, HeadShape, HeadState, HeadWeights
 from foredraft.drafters.eagle_step import CompiledStep, Table
+from foredraft.kernels.law import Draws
 from foredraft.models.norm import RMSNorm
 from foredraft.models.rope import RopeTable, rotate
 
@@ -74,23 +75,28 @@ class EagleHead:
         with _threads(rows):
             return self._step(segments)
 
+    @property
+    def draws(self) -> bool:
+        """Whether :meth:`draft` can draw tokens, too."""
+        return self._compiled is not None and self._compiled.draws
+
     @torch.inference_mode()
-    def draft(self, segments: Sequence[HeadSegment], counts: Sequence[int]) -> list[list[int]]:
-        """A step, and a greedy chain behind the last row of each segment.
+    def draft(self, segments: Sequence[HeadSegment], draws: Sequence[Draws]) -> list[tuple[list[int], Tensor | None]]:
+        """A step, and a chain behind the last row of each segment.
 
         Only the segments' own rows stay pending.
 
         Args:
             segments: Their texts have no trees.
-            counts: How many tokens to draft, at least one each.
+            draws: How each chain's tokens are chosen, and how many; other than the likeliest only if :attr:`draws`.
 
         Returns:
-            For each segment up to ``counts[i]`` of the target's ids, each the likeliest that the head can propose, the
-            lowest id on ties; fewer where logits are not finite.
+            For each segment up to ``count`` of the target's ids, of those that the head can propose, and the ``[n, V]``
+            float32 laws that they were drawn from, where they were drawn. Fewer ids where logits are not finite.
         """
         if self._compiled is not None and self._compiled.drafts:
             rows = sum(len(segment.tokens) for segment in segments)
-            return self._compiled.draft(segments, counts, 1 if rows <= ALONE else torch.get_num_threads())
+            return self._compiled.draft(segments, draws, 1 if rows <= ALONE else torch.get_num_threads())
         drafted: list[list[int]] = [[] for _ in segments]
         own = [segment.state.pending + len(segment.tokens) for segment in segments]
         writing = list(enumerate(segments))
@@ -103,12 +109,12 @@ class EagleHead:
                 if not math.isfinite(row[best]):
                     continue
                 drafted[i].append(int(self.weights.token_ids[best]))
-                if len(drafted[i]) < counts[i]:
+                if len(drafted[i]) < draws[i].count:
                     following.append((i, HeadSegment(segment.state, drafted[i][-1:], hidden[-1:])))
             writing = following
         for segment, pending in zip(segments, own, strict=True):
             segment.state.shorten(pending)
-        return drafted
+        return [(tokens, None) for tokens in drafted]
 
     def _step(self, segments: Sequence[HeadSegment]) -> tuple[list[Tensor], list[Tensor]]:
         w, shape = self.weights, self.shape

@@ -11,6 +11,7 @@ from torch import Tensor
 from foredraft.drafters.eagle_parts import HeadSegment, HeadShape, HeadWeights
 from foredraft.kernels import PackedLinear
 from foredraft.kernels.head_pass import HeadParts, HeadPass, HeadRows
+from foredraft.kernels.law import Draws
 from foredraft.models.rope import half_angles
 
 Table = tuple[PackedLinear, float]
@@ -21,11 +22,14 @@ class CompiledStep:
     """What :class:`~foredraft.drafters.eagle_head.EagleHead` computes, in one call.
 
     Attributes:
-        drafts: Whether whole drafts can be made in one call, too.
+        drafts: Whether whole drafts can be made in one call, too, and
+        draws: also drawn ones.
     """
 
     def __init__(self, shape: HeadShape, head: HeadPass) -> None:
-        self.drafts = head.parts.table is not None
+        table = head.parts.table
+        self.drafts = table is not None
+        self.draws = table is not None and table.out_features == shape.vocab
         self._rope = shape.rope
         self._head = head
         self._angles = half_angles(shape.rope, 256)
@@ -77,20 +81,22 @@ class CompiledStep:
         wanted = [len(segment.tokens) - segment.logits_from for segment in segments]
         return list(torch.split(logits, wanted)), list(torch.split(hidden, wanted))
 
-    def draft(self, segments: Sequence[HeadSegment], counts: Sequence[int], threads: int) -> list[list[int]]:
+    def draft(
+        self, segments: Sequence[HeadSegment], draws: Sequence[Draws], threads: int
+    ) -> list[tuple[list[int], Tensor | None]]:
         """See :meth:`foredraft.drafters.eagle_head.EagleHead.draft`."""
-        texts = [self._rows(segment, count) for segment, count in zip(segments, counts, strict=True)]
+        texts = [self._rows(segment, each) for segment, each in zip(segments, draws, strict=True)]
         drafted = self._head.draft(texts, _features(segments), self._table(texts), threads)
         for segment in segments:
             segment.state.extend(segment.above())
         return drafted
 
-    def _rows(self, segment: HeadSegment, drafts: int = 0) -> HeadRows:
+    def _rows(self, segment: HeadSegment, draws: Draws | None = None) -> HeadRows:
         state, n = segment.state, len(segment.tokens)
-        cache = state.room(n + max(drafts - 1, 0))
+        cache = state.room(n if draws is None else n + draws.count - 1)
         parents = state.tree(segment.above())
         return HeadRows(
-            segment.tokens, state.length, state.pending, state.position, cache, parents, segment.logits_from, drafts
+            segment.tokens, state.length, state.pending, state.position, cache, parents, segment.logits_from, draws
         )
 
     def _table(self, texts: Sequence[HeadRows]) -> tuple[Tensor, Tensor]:

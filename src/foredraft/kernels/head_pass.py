@@ -1,4 +1,4 @@
-"""A whole step of an EAGLE-3 head, or a whole greedy draft, in one call of the library."""
+"""A whole step of an EAGLE-3 head, or a whole draft, in one call of the library."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from foredraft.errors import ConfigError
 from foredraft.kernels import library
 from foredraft.kernels.decoder_pass import c_product
+from foredraft.kernels.law import Draws
 from foredraft.kernels.linear import PackedLinear
 from foredraft.kernels.structs import CHead, CHeadStep, CHeadText, CMatrix
 
@@ -67,7 +68,7 @@ class HeadRows:
         parents: ``[pending + n]``: for each row behind the committed ones the row that it follows, counted from the
             first pending one, ``-1`` for the last committed row. None if each follows the row before it.
         logits_from: Wanted are rows from this one on; the others only leave their keys and values.
-        drafts: Tokens to draft behind the last row, each the likeliest after the ones before it. Only without parents.
+        draws: How tokens are to be drafted behind the last row, and how many. Only without parents.
     """
 
     tokens: Sequence[int]
@@ -77,7 +78,12 @@ class HeadRows:
     cache: Tensor
     parents: Sequence[int] | None = None
     logits_from: int = 0
-    drafts: int = 0
+    draws: Draws | None = None
+
+    @property
+    def drafts(self) -> int:
+        """Tokens to draft."""
+        return 0 if self.draws is None else self.draws.count
 
 
 class HeadPass:
@@ -155,19 +161,29 @@ class HeadPass:
         features: Tensor,
         angles: tuple[Tensor, Tensor],
         threads: int = 1,
-    ) -> list[list[int]]:
-        """The step of the given rows and greedy ones after it; needs a table. Arguments as in a call.
+    ) -> list[tuple[list[int], Tensor | None]]:
+        """The step of the given rows and those of a draft after it; needs a table. Arguments as in a call.
 
         Returns:
-            For each text up to ``drafts`` ids, on ties the lowest draft id. A draft ends before the first token whose
-            logits hold NaN or no finite largest number.
+            For each text up to ``drafts`` ids, and the ``[ids, V]`` laws that they were drawn from, where they were
+            drawn. A draft ends before the first token whose logits hold NaN or no finite largest number, or for which
+            the reference must be asked (:func:`foredraft.kernels.law.law`).
         """
-        if self.parts.table is None:
+        table = self.parts.table
+        if table is None:
             raise ConfigError("a whole draft needs the target's embedding", field="table")
         views, keep, drafted = self._texts(texts)
+        laws: list[Tensor | None] = []
+        for text, view in zip(texts, views, strict=True):
+            drawn = text.draws is not None and text.draws.uniforms is not None
+            laws.append(made := torch.empty(text.drafts, table.out_features) if drawn else None)
+            view.laws = None if made is None else made.data_ptr()
         self._run(texts, views, features, angles, None, threads, None, None)
         del keep
-        return [out[: view.written] for out, view in zip(drafted, views, strict=True)]
+        return [
+            (out[: view.written], None if law is None else law[: view.written])
+            for out, view, law in zip(drafted, views, laws, strict=True)
+        ]
 
     def _run(
         self,
@@ -253,7 +269,22 @@ class HeadPass:
             view.rows, view.committed, view.pending, view.position = n, text.committed, text.pending, text.position
             view.capacity, view.logits_from, view.drafts = size[2], text.logits_from, text.drafts
             view.cache, view.drafted = text.cache.data_ptr(), ctypes.addressof(out)
+            if text.draws is not None and text.draws.controls is not None:
+                keep.append(_chosen(view, text.draws))
         return views, keep, drafted
+
+
+def _chosen(view: CHeadText, draws: Draws) -> object:
+    """Tells the library how to draw; returns what must live as long as it does so."""
+    view.controls = ctypes.addressof(draws.controls)  # type: ignore[arg-type]
+    view.seed, view.position_of_race = draws.seed, draws.position
+    if draws.uniforms is None:
+        return draws
+    if len(draws.uniforms) < draws.count:
+        raise ConfigError(f"{draws.count} draws need as many numbers", field="uniforms")
+    uniforms = (ctypes.c_double * draws.count)(*draws.uniforms)
+    view.uniforms = ctypes.addressof(uniforms)
+    return draws, uniforms
 
 
 _PRODUCTS = ("fc", "q", "kv", "out", "gate_up", "down", "lm_head")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import Array, byref, c_double, c_int64, c_void_p
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -45,6 +46,26 @@ class Controls(ctypes.Structure):
         ("bias", c_void_p),
         ("biased_n", c_int64),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """How the tokens of one draft are chosen, for a drafter whose kernels draft by themselves.
+
+    Attributes:
+        count: At most so many, at least one.
+        controls: Temperature and filters; None takes the likeliest token, the lowest id on ties.
+        uniforms: ``count`` numbers in ``[0, 1)``: draws by the inverse of the cumulative distribution, whose laws are
+            wanted. None runs the races of the coupled rule.
+        seed: Of the races' noise.
+        position: Where the first of the tokens stands, for which there is noise.
+    """
+
+    count: int
+    controls: Controls | None = None
+    uniforms: Sequence[float] | None = None
+    seed: int = 0
+    position: int = 0
 
 
 def law(controls: Controls, logits: Tensor, paths: Sequence[Sequence[int]] | None) -> Tensor | None:
@@ -177,4 +198,4 @@ def _row(logits: Tensor, row: int, path: Sequence[int]) -> tuple[int, bool, int,
     return logits.data_ptr() + row * width * (8 if wide else 4), wide, width, (c_int64 * len(path))(*path), len(path)
 
 
-__all__ = ["Controls", "argmax", "chances", "draw", "law", "law_draw", "law_race", "masses", "suits"]
+__all__ = ["Controls", "Draws", "argmax", "chances", "draw", "law", "law_draw", "law_race", "masses", "suits"]

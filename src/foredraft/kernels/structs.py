@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int64, c_uint64, c_void_p
 
 
 class CMatrix(Structure):
@@ -92,6 +92,11 @@ class CHeadText(Structure):
         ("parents", c_void_p),
         ("drafted", c_void_p),
         ("written", c_int64),
+        ("controls", c_void_p),
+        ("uniforms", c_void_p),
+        ("seed", c_uint64),
+        ("position_of_race", c_uint64),
+        ("laws", c_void_p),
     ]
 
 

@@ -21,7 +21,7 @@ class CompiledLaw:
     def __init__(self, params: SamplingParams, penalties: Penalties | None, bias: Bias | None) -> None:
         self._penalties = penalties
         self._bias = bias  # kept: the kernels read its arrays
-        self._controls = controls = kernel.Controls(params.temperature, params.top_k, params.top_p, params.min_p, 1.0)
+        self.controls = controls = kernel.Controls(params.temperature, params.top_k, params.top_p, params.min_p, 1.0)
         if penalties is not None:
             controls.repetition = penalties.repetition
             controls.presence = penalties.presence
@@ -38,21 +38,21 @@ class CompiledLaw:
 
     def __call__(self, scores: Tensor, paths: Paths) -> Tensor | None:
         """``[n, V]`` scores that suit the kernels -> the ``[n, V]`` laws, or None to ask the reference."""
-        return kernel.law(self._controls, scores, self._needed(paths))
+        return kernel.law(self.controls, scores, self._needed(paths))
 
     def chances(self, scores: Tensor, paths: Paths, tokens: Sequence[int]) -> list[float] | None:
         """The laws' probability of one token in each of the first rows, or None to ask the reference."""
-        return kernel.chances(self._controls, scores, self._needed(paths), tokens)
+        return kernel.chances(self.controls, scores, self._needed(paths), tokens)
 
     def draw(
         self, scores: Tensor, row: int, path: Sequence[int], u: float, weight: float, without: int
     ) -> tuple[int, float] | None:
         """:func:`foredraft.kernels.law.draw` from the law of one row, or None to ask the reference."""
-        return kernel.law_draw(self._controls, scores, row, self._path(path), u, weight, without)
+        return kernel.law_draw(self.controls, scores, row, self._path(path), u, weight, without)
 
     def race(self, scores: Tensor, row: int, path: Sequence[int], seed: int, position: int) -> int | None:
         """:func:`foredraft.kernels.race.race` over the law of one row, or None to ask the reference."""
-        return kernel.law_race(self._controls, scores, row, self._path(path), seed, position)
+        return kernel.law_race(self.controls, scores, row, self._path(path), seed, position)
 
     def _path(self, path: Sequence[int]) -> Sequence[int]:
         needed = self._needed((path,))
@@ -62,5 +62,5 @@ class CompiledLaw:
         if self._penalties is None:
             return None
         seen = self._penalties.seen
-        self._controls.seen, self._controls.seen_n = seen.ctypes.data, len(seen)
+        self.controls.seen, self.controls.seen_n = seen.ctypes.data, len(seen)
         return paths

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foredraft.errors import DrafterError, NumericalError
+from foredraft.kernels.law import Draws
 from foredraft.sampling.draw import draw, race
 from foredraft.sampling.law import TokenLaw
 from foredraft.sampling.noise import Purpose, RequestNoise
@@ -52,8 +53,22 @@ class RequestSampler:
         """Whether what is drawn must be proposed: True under the rules that compare p with q."""
         return self._rule in ("rejection", "block")
 
+    def ahead(self, count: int) -> Draws | None:
+        """How :meth:`draw` would choose the next ``count >= 1`` tokens, for a drafter that can do so by itself.
+
+        None if it must be asked for each token.
+        """
+        if self._likeliest:
+            return Draws(count)
+        controls = self._law.alone
+        if controls is None or self._rule == "exact":
+            return None
+        if self._rule == "coupled":
+            return Draws(count, controls, None, self._noise.seed, self.anchor)
+        return Draws(count, controls, self._noise.uniforms(Purpose.DRAFT, self.anchor, self.anchor, count))
+
     @property
-    def likeliest(self) -> bool:
+    def _likeliest(self) -> bool:
         """Whether every draw is the likeliest token by the logits as they are, the lowest id on ties."""
         return self._rule == "exact" and self._law.plain
 
@@ -76,8 +91,8 @@ class RequestSampler:
             DrafterError: The logits are not ``[n, V]``, hold NaN or +inf, or leave no token.
         """
         self._check(logits, (len(paths),), ids)
-        if ids is not None and self.likeliest:
-            return self._likeliest(logits, counts, ids.numpy())
+        if ids is not None and self._likeliest:
+            return self._best(logits, counts, ids.numpy())
         logits = logits if ids is None else self._wide(logits, ids)
         try:
             law = self._law.confidence if self._rule == "exact" else self._law.probs
@@ -138,7 +153,7 @@ class RequestSampler:
             return race(q, self._noise.row(position, q.shape[0])), None
         return draw(q, self._noise.uniform(Purpose.DRAFT, position, self.anchor)), q
 
-    def _likeliest(self, logits: Tensor, counts: Sequence[int], ids: NDArray[Any]) -> list[Children]:
+    def _best(self, logits: Tensor, counts: Sequence[int], ids: NDArray[Any]) -> list[Children]:
         """:meth:`children` where the likeliest of ``ids`` are wanted: no number is looked at for the other tokens."""
         rows = torch.softmax(logits.detach().to("cpu", torch.float32), -1)
         best = rows.topk(min(max(counts), rows.shape[-1]))

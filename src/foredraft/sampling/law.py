@@ -11,6 +11,7 @@ from torch import Tensor
 from foredraft.config import SamplingParams
 from foredraft.errors import ConfigError, NumericalError
 from foredraft.grammar import Grammar
+from foredraft.kernels import available
 from foredraft.kernels import law as kernel
 from foredraft.sampling.compiled import CompiledLaw
 from foredraft.sampling.draw import NoiseRow, race
@@ -86,6 +87,11 @@ class TokenLaw:
     def plain(self) -> bool:
         """Whether nothing changes logits before temperature and filters."""
         return self._plain
+
+    @property
+    def alone(self) -> kernel.Controls | None:
+        """What the kernels need to make laws by themselves: temperature and filters, if there is nothing else."""
+        return self._compiled.controls if self._plain and self._compiled is not None and available() else None
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Appends tokens to the output that all later rows follow."""

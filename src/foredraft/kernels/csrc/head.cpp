@@ -1,9 +1,16 @@
-// A whole step of an EAGLE-3 head in one parallel region; greedy drafts go on to further steps without leaving it.
+// A whole step of an EAGLE-3 head in one parallel region; drafts go on to further steps without leaving it.
 #include "head.h"
 
 #include <cmath>
 
 #include "crew.h"
+
+// law.cpp, draws.cpp, race.cpp
+extern "C" long fd_law(const void* controls, const void* logits, int wide, long count, long n, const int64_t* tokens,
+                       const int64_t* starts, void* out, const int64_t* wanted, double* chances, int threads, int isa);
+extern "C" long fd_draw(const void* p, const void* q, int wide, long n, double wp, double wq, long without, double u,
+                        double* total, int isa);
+extern "C" long fd_race(const void* p, int wide, long n, uint64_t seed, uint64_t position, int threads, int isa);
 
 namespace foredraft {
 namespace {
@@ -21,6 +28,7 @@ struct Part {
 struct Workspace {
     std::vector<float> feature, both, kv;                              // of all rows
     std::vector<float> picked, x, h, q, mixed, gates, inner, logits;  // of wanted rows
+    std::vector<float> law, spread;                                   // of the head's tokens, of all the target's
     std::vector<int64_t> tokens, positions, wanted;
     std::vector<Part> parts;
     long ghosts = 0;  // rows before the first one, so that rows of a text can be counted from its first pending one
@@ -241,7 +249,33 @@ class Worker : Crew {
         each_row(wanted(), [&](long i) { round(m_.out, mixed(), wanted(), i, 0, width); });
     }
 
-    // Takes the likeliest token behind each text's last row; whether a draft goes on, its rows then being laid out.
+    // Draws the next token of a text from a row of logits; -1 if there is no law, or the reference must be asked for it.
+    long drawn(const HeadText& t, const float* logits) {
+        const long n = m_.vocab, all = m_.table.out;
+        grow(w_.law, n);
+        float* p = w_.law.data();
+        if (fd_law(t.controls, logits, 0, 1, n, nullptr, nullptr, p, nullptr, nullptr, 1, isa_) != 1) return -1;
+        if (!t.uniforms) return race(t, p);
+        double mass;
+        const long drawn = fd_draw(p, nullptr, 0, n, 1.0, 0.0, -1, t.uniforms[t.written], &mass, isa_);
+        if (drawn >= 0 && t.laws) {
+            float* law = t.laws + t.written * all;
+            std::fill_n(law, all, 0.0f);
+            for (long i = 0; i < n; ++i) law[m_.token_ids[i]] = p[i];
+        }
+        return drawn;
+    }
+
+    // The noise of a position belongs to the target's tokens, so these run.
+    long race(const HeadText& t, const float* p) {
+        const long n = m_.vocab, all = m_.table.out;
+        w_.spread.assign(static_cast<size_t>(all), 0.0f);
+        for (long i = 0; i < n; ++i) w_.spread[m_.token_ids[i]] = p[i];
+        const long token = fd_race(w_.spread.data(), 0, all, t.seed, t.position_of_race + t.written, 1, isa_);
+        return token < 0 ? -1 : std::lower_bound(m_.token_ids, m_.token_ids + n, token) - m_.token_ids;
+    }
+
+    // Takes the next token behind each text's last row; whether a draft goes on, its rows then being laid out.
     bool draft(const float* logits) {
         if (thread_ == 0) choose(logits ? logits : w_.logits.data());
         meet();
@@ -254,7 +288,8 @@ class Worker : Crew {
             HeadText& t = *p.text;
             if (t.drafts == 0) continue;
             const long last = p.wanted + p.seen.rows - p.pending - t.logits_from - 1;
-            const long best = largest(logits + last * m_.vocab, m_.vocab);
+            const float* row = logits + last * m_.vocab;
+            const long best = t.controls ? drawn(t, row) : largest(row, m_.vocab);
             if (best < 0) continue;
             const int64_t token = t.drafted[t.written++] = m_.token_ids[best];
             if (t.written == t.drafts) continue;

@@ -28,7 +28,11 @@ struct HeadText {
     float* cache;            // [2, kv_heads, capacity, head_dim]
     const int32_t* parents;  // [pending + n] counted from the first pending row, -1 the last committed; null for a chain
     int64_t* drafted;        // [drafts] the target's ids
-    int64_t written;         // out: how many there are; fewer where logits are no numbers
+    int64_t written;         // out: how many there are; fewer where logits are no numbers or law.cpp asks the reference
+    const void* controls;    // temperature and filters (law.cpp) that drafted tokens are drawn with; null for the likeliest
+    const double* uniforms;  // [drafts] in [0, 1), one a draw; null to run races (race.cpp) instead
+    uint64_t seed, position_of_race;  // the races' noise, that of the first drafted token
+    float* laws;             // [drafts, table.out] gets what each token was drawn from; null if nobody asks
 };
 
 struct HeadStep {
