@@ -123,7 +123,7 @@ def test_all_instruction_sets_and_threads_give_the_same_bits(bits: int, isa: int
             state, other = read(head, 20), read(head, 9)
             segments = [HeadSegment(each, TOKENS[20:], TAPS[20:]) for each in (state, other)]
             logits, hidden = step.step(segments, head.embed, threads)
-            [(drafted, _)] = step.draft([HeadSegment(other, [3], TAPS[:1])], [Draws(6)], threads)
+            drafted = step.draft([HeadSegment(other, [3], TAPS[:1])], [Draws(6)], threads)[0].tokens
         return [*logits, *hidden, torch.tensor(drafted)]
 
     torch.set_num_threads(2)
@@ -204,7 +204,7 @@ def test_a_draft_is_its_steps_one_after_another(bits: int, table: bool) -> None:
         HeadSegment(states[0], TOKENS[20:23], TAPS[20:23], logits_from=2),
         HeadSegment(states[1], TOKENS[7:8], TAPS[7:8]),
     ]
-    drafted = [tokens for tokens, _ in head.draft(segments, [Draws(3), Draws(6)])]
+    drafted = [draft.tokens for draft in head.draft(segments, [Draws(3), Draws(6)])]
     assert [state.pending for state in states] == [3, 1]
     assert [len(tokens) for tokens in drafted] == [3, 6]
     for state in states:
@@ -215,6 +215,29 @@ def test_a_draft_is_its_steps_one_after_another(bits: int, table: bool) -> None:
             assert token == int(head.weights.token_ids[int(logits[-1].argmax())]), i
             segment = HeadSegment(segment.state, [token], hidden[-1:])
     assert len({token for tokens in drafted for token in tokens}) > 3
+
+
+def test_a_draft_tells_the_likeliest_siblings_of_its_tokens() -> None:
+    head = make()
+    state, other = read(head, 20), read(head, 7)
+    segments = [HeadSegment(state, TOKENS[20:22], TAPS[20:22], logits_from=1), HeadSegment(other, [5], TAPS[7:8])]
+    plain = head.draft(segments, [Draws(4), Draws(2)])
+    for each in (state, other):
+        each.drop()
+    drafted = head.draft(segments, [Draws(4), Draws(2)], branch=3)
+    for each in (state, other):
+        each.drop()
+    assert [draft.tokens for draft in drafted] == [draft.tokens for draft in plain]
+    assert not any(draft.siblings for draft in plain)
+    for segment, draft in zip(segments, drafted, strict=True):
+        assert len(draft.siblings) == len(draft.tokens)
+        for token, (ids, weights) in zip(draft.tokens, draft.siblings, strict=True):
+            [logits], [hidden] = head.step([segment])
+            best = logits[-1].softmax(-1).topk(3)
+            assert ids[0] == token
+            assert ids == head.weights.token_ids[best.indices].tolist()
+            assert weights == pytest.approx(best.values.tolist(), rel=1e-4)
+            segment = HeadSegment(segment.state, [token], hidden[-1:])
 
 
 def sampler(rule: str, seed: int, anchor: int, **params: Any) -> RequestSampler:
@@ -240,21 +263,21 @@ def test_a_drawn_draft_is_its_draws_one_after_another(rule: str, controls: dict[
     plans = [samplers[0].ahead(4), samplers[1].ahead(7), Draws(3)]
     assert all(plan is not None for plan in plans)
     drafted = head.draft(segments, plans)  # type: ignore[arg-type]
-    assert [len(tokens) for tokens, _ in drafted] == [4, 7, 3]
-    assert drafted[2][1] is None
+    assert [len(draft.tokens) for draft in drafted] == [4, 7, 3]
+    assert drafted[2].laws is None
     for state in states:
         state.drop()
     different = 0
-    for segment, (tokens, laws), own in zip(segments, drafted, samplers, strict=False):
-        for i, token in enumerate(tokens):
+    for segment, draft, own in zip(segments, drafted, samplers, strict=False):
+        for i, token in enumerate(draft.tokens):
             [logits], [hidden] = head.step([segment])
-            drawn, law = own.draw(logits[-1], tokens[:i], head.weights.token_ids)
+            drawn, law = own.draw(logits[-1], draft.tokens[:i], head.weights.token_ids)
             assert drawn == token
             assert (law is None) == (rule == "coupled")
             if law is not None:
-                assert laws is not None
-                assert torch.allclose(laws[i], law, rtol=1e-5, atol=0)
-                assert laws[i].sum() == pytest.approx(1, abs=1e-5)
+                assert draft.laws is not None
+                assert torch.allclose(draft.laws[i], law, rtol=1e-5, atol=0)
+                assert draft.laws[i].sum() == pytest.approx(1, abs=1e-5)
             different += token != int(head.weights.token_ids[int(logits[-1].argmax())])
             segment = HeadSegment(segment.state, [token], hidden[-1:])
     assert different
@@ -300,11 +323,11 @@ def test_a_draft_grows_its_states_buffer() -> None:
         state = HeadState(head.shape, capacity)
         head.step([HeadSegment(state, TOKENS[:20], TAPS[:20], logits_from=20)])
         state.commit(20)
-        drafts.append(head.draft([HeadSegment(state, [3], TAPS[20:21])], [Draws(9)])[0][0])
+        drafts.append(head.draft([HeadSegment(state, [3], TAPS[20:21])], [Draws(9)])[0].tokens)
     assert drafts[0] == drafts[1]
     long = read(head, 20)
     long.skip(1000)  # beyond the first table of angles
-    assert len(head.draft([HeadSegment(long, [3], TAPS[20:21])], [Draws(4)])[0][0]) == 4
+    assert len(head.draft([HeadSegment(long, [3], TAPS[20:21])], [Draws(4)])[0].tokens) == 4
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -312,10 +335,10 @@ def test_a_draft_ends_where_logits_are_no_numbers(compiled: bool) -> None:
     head = make(32) if compiled else by_torch(make(32))
     state = head.new_state()
     broken = torch.full((1, 3, D), torch.nan)
-    assert head.draft([HeadSegment(state, [3], broken)], [Draws(4)]) == [([], None)]
+    assert head.draft([HeadSegment(state, [3], broken)], [Draws(4)])[0].tokens == []
     state.drop()
     both = [HeadSegment(state, [3], TAPS[:1]), HeadSegment(head.new_state(), [3], broken)]
-    assert [len(tokens) for tokens, _ in head.draft(both, [Draws(4), Draws(4)])] == [4, 0]
+    assert [len(draft.tokens) for draft in head.draft(both, [Draws(4), Draws(4)])] == [4, 0]
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:

@@ -85,7 +85,7 @@ def eagle3(
     start: Annotated[
         Path | None,
         typer.Option(
-            "--start",
+            "--from",
             metavar="FOLDER",
             help="A trained head to go on from, with its sizes; without it the weights are solved from the data.",
         ),

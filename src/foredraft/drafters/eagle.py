@@ -191,10 +191,10 @@ class Eagle3Drafter(Drafter):
     def _chains(self, planned: Sequence[tuple[_Writing, Draws]]) -> None:
         """Drafts in one call; what gets no token is left as it was."""
         drafts = self.head.draft([job.segment for job, _ in planned], [plan for _, plan in planned])
-        for (job, _), (tokens, q) in zip(planned, drafts, strict=True):
-            if tokens:
+        for (job, _), draft in zip(planned, drafts, strict=True):
+            if draft.tokens:
                 job.read()
-                job.tokens, job.q = tokens, q
+                job.tokens, job.q = draft.tokens, draft.laws
             else:
                 job.segment.state.drop()
 

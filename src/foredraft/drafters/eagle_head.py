@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from foredraft.drafters.eagle_parts import HeadSegment, HeadShape, HeadState, HeadWeights
 from foredraft.drafters.eagle_step import CompiledStep, Table
+from foredraft.kernels.head_pass import HeadDraft
 from foredraft.kernels.law import Draws
 from foredraft.models.norm import RMSNorm
 from foredraft.models.rope import RopeTable, rotate
@@ -77,11 +78,11 @@ class EagleHead:
 
     @property
     def draws(self) -> bool:
-        """Whether :meth:`draft` can draw tokens, too."""
+        """Whether :meth:`draft` can draw tokens and tell siblings, too."""
         return self._compiled is not None and self._compiled.draws
 
     @torch.inference_mode()
-    def draft(self, segments: Sequence[HeadSegment], draws: Sequence[Draws]) -> list[tuple[list[int], Tensor | None]]:
+    def draft(self, segments: Sequence[HeadSegment], draws: Sequence[Draws], branch: int = 1) -> list[HeadDraft]:
         """A step, and a chain behind the last row of each segment.
 
         Only the segments' own rows stay pending.
@@ -89,14 +90,16 @@ class EagleHead:
         Args:
             segments: Their texts have no trees.
             draws: How each chain's tokens are chosen, and how many; other than the likeliest only if :attr:`draws`.
+            branch: Siblings to tell of each likeliest token, itself counted; more than one only if :attr:`draws`.
 
         Returns:
-            For each segment up to ``count`` of the target's ids, of those that the head can propose, and the ``[n, V]``
-            float32 laws that they were drawn from, where they were drawn. Fewer ids where logits are not finite.
+            For each segment up to ``count`` tokens, of those that the head can propose; fewer where logits are not
+            finite.
         """
         if self._compiled is not None and self._compiled.drafts:
             rows = sum(len(segment.tokens) for segment in segments)
-            return self._compiled.draft(segments, draws, 1 if rows <= ALONE else torch.get_num_threads())
+            threads = 1 if rows <= ALONE else torch.get_num_threads()
+            return self._compiled.draft(segments, draws, threads, branch)
         drafted: list[list[int]] = [[] for _ in segments]
         own = [segment.state.pending + len(segment.tokens) for segment in segments]
         writing = list(enumerate(segments))
@@ -114,7 +117,7 @@ class EagleHead:
             writing = following
         for segment, pending in zip(segments, own, strict=True):
             segment.state.shorten(pending)
-        return [(tokens, None) for tokens in drafted]
+        return [HeadDraft(tokens) for tokens in drafted]
 
     def _step(self, segments: Sequence[HeadSegment]) -> tuple[list[Tensor], list[Tensor]]:
         w, shape = self.weights, self.shape

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foredraft.drafters.eagle_parts import HeadSegment, HeadShape, HeadWeights
 from foredraft.kernels import PackedLinear
-from foredraft.kernels.head_pass import HeadParts, HeadPass, HeadRows
+from foredraft.kernels.head_pass import HeadDraft, HeadParts, HeadPass, HeadRows
 from foredraft.kernels.law import Draws
 from foredraft.models.rope import half_angles
 
@@ -82,11 +82,11 @@ class CompiledStep:
         return list(torch.split(logits, wanted)), list(torch.split(hidden, wanted))
 
     def draft(
-        self, segments: Sequence[HeadSegment], draws: Sequence[Draws], threads: int
-    ) -> list[tuple[list[int], Tensor | None]]:
+        self, segments: Sequence[HeadSegment], draws: Sequence[Draws], threads: int, branch: int = 1
+    ) -> list[HeadDraft]:
         """See :meth:`foredraft.drafters.eagle_head.EagleHead.draft`."""
         texts = [self._rows(segment, each) for segment, each in zip(segments, draws, strict=True)]
-        drafted = self._head.draft(texts, _features(segments), self._table(texts), threads)
+        drafted = self._head.draft(texts, _features(segments), self._table(texts), threads, branch)
         for segment in segments:
             segment.state.extend(segment.above())
         return drafted

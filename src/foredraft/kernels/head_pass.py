@@ -86,6 +86,22 @@ class HeadRows:
         return 0 if self.draws is None else self.draws.count
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadDraft:
+    """What was drafted behind one text.
+
+    Attributes:
+        tokens: The target's ids.
+        laws: ``[n, V]`` float32 that they were drawn from; None for those that were not drawn.
+        siblings: For each token the ``branch`` likeliest in its place, itself first, and their probabilities; only if
+            more than one was asked for.
+    """
+
+    tokens: list[int]
+    laws: Tensor | None = None
+    siblings: Sequence[tuple[list[int], list[float]]] = ()
+
+
 class HeadPass:
     """A head whose steps run inside the library.
 
@@ -161,28 +177,38 @@ class HeadPass:
         features: Tensor,
         angles: tuple[Tensor, Tensor],
         threads: int = 1,
-    ) -> list[tuple[list[int], Tensor | None]]:
+        branch: int = 1,
+    ) -> list[HeadDraft]:
         """The step of the given rows and those of a draft after it; needs a table. Arguments as in a call.
 
+        Args:
+            branch: Siblings to tell of each token that is the likeliest, itself counted.
+
         Returns:
-            For each text up to ``drafts`` ids, and the ``[ids, V]`` laws that they were drawn from, where they were
-            drawn. A draft ends before the first token whose logits hold NaN or no finite largest number, or for which
-            the reference must be asked (:func:`foredraft.kernels.law.law`).
+            For each text up to ``drafts`` tokens. A draft ends before the first token whose logits hold NaN or no
+            finite largest number, or for which the reference must be asked (:func:`foredraft.kernels.law.law`).
         """
         table = self.parts.table
         if table is None:
             raise ConfigError("a whole draft needs the target's embedding", field="table")
         views, keep, drafted = self._texts(texts)
         laws: list[Tensor | None] = []
+        told: list[tuple[ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_float]]] = []
         for text, view in zip(texts, views, strict=True):
             drawn = text.draws is not None and text.draws.uniforms is not None
             laws.append(made := torch.empty(text.drafts, table.out_features) if drawn else None)
             view.laws = None if made is None else made.data_ptr()
+            n = text.drafts * branch if branch > 1 else 0
+            told.append(((ctypes.c_int64 * n)(), (ctypes.c_float * n)()))
+            view.branch = branch
+            view.siblings, view.weights = map(ctypes.addressof, told[-1])
         self._run(texts, views, features, angles, None, threads, None, None)
         del keep
         return [
-            (out[: view.written], None if law is None else law[: view.written])
-            for out, view, law in zip(drafted, views, laws, strict=True)
+            HeadDraft(
+                out[: view.written], None if law is None else law[: view.written], _siblings(*known, branch, view)
+            )
+            for out, view, law, known in zip(drafted, views, laws, told, strict=True)
         ]
 
     def _run(
@@ -272,6 +298,15 @@ class HeadPass:
             if text.draws is not None and text.draws.controls is not None:
                 keep.append(_chosen(view, text.draws))
         return views, keep, drafted
+
+
+def _siblings(
+    ids: ctypes.Array[ctypes.c_int64], weights: ctypes.Array[ctypes.c_float], branch: int, view: CHeadText
+) -> list[tuple[list[int], list[float]]]:
+    if branch == 1:
+        return []
+    levels = [slice(branch * i, branch * i + branch) for i in range(view.written)]
+    return [(ids[level], weights[level]) for level in levels]
 
 
 def _chosen(view: CHeadText, draws: Draws) -> object:

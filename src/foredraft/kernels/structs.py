@@ -97,6 +97,9 @@ class CHeadText(Structure):
         ("seed", c_uint64),
         ("position_of_race", c_uint64),
         ("laws", c_void_p),
+        ("branch", c_int64),
+        ("siblings", c_void_p),
+        ("weights", c_void_p),
     ]
 
 

@@ -145,7 +145,9 @@ def _trained(start: Path, target: Decoder, config: EagleTraining) -> tuple[Mappi
     """Weights, sizes and draft vocabulary of a head that training goes on from."""
     for size in ("draft_vocab", "heads", "intermediate"):
         if size in config.model_fields_set:
-            raise ConfigError("is given by the head to start from", field=size, remedy=f"drop it, or start={start}")
+            raise ConfigError(
+                "is given by the head to start from", field=size, remedy="drop it, or what training goes on from"
+            )
     found = read_checkpoint(start)
     shape = head_shape(found, target)
     check_target(shape, target)

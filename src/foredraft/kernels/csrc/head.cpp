@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "crew.h"
+#include "law_passes.h"
 
 // law.cpp, draws.cpp, race.cpp
 extern "C" long fd_law(const void* controls, const void* logits, int wide, long count, long n, const int64_t* tokens,
@@ -266,6 +267,26 @@ class Worker : Crew {
         return drawn;
     }
 
+    // The likeliest tokens of a row of logits, of which `top` is the largest; the lowest of equals first.
+    void tell_siblings(const HeadText& t, const float* logits, float top) {
+        const long n = m_.vocab, most = std::min<long>(t.branch, n);
+        const RowKernels& k = rows(isa_);
+        const float by = static_cast<float>(1.0 / k.weigh(logits, n, top, 1.0f, nullptr));
+        int64_t* ids = t.siblings + t.written * t.branch;
+        float* values = t.weights + t.written * t.branch;
+        std::fill_n(ids, t.branch, -1);
+        std::fill_n(values, t.branch, -HUGE_VALF);
+        float least = -HUGE_VALF;
+        for (long i = 0; i < n; ++i) {
+            if (!(logits[i] > least)) continue;
+            long at = most - 1;
+            for (; at > 0 && logits[i] > values[at - 1]; --at) values[at] = values[at - 1], ids[at] = ids[at - 1];
+            values[at] = logits[i], ids[at] = m_.token_ids[i];
+            least = values[most - 1];
+        }
+        for (long i = 0; i < t.branch; ++i) values[i] = ids[i] < 0 ? 0.0f : k.weight(values[i], top, 1.0f) * by;
+    }
+
     // The noise of a position belongs to the target's tokens, so these run.
     long race(const HeadText& t, const float* p) {
         const long n = m_.vocab, all = m_.table.out;
@@ -291,6 +312,7 @@ class Worker : Crew {
             const float* row = logits + last * m_.vocab;
             const long best = t.controls ? drawn(t, row) : largest(row, m_.vocab);
             if (best < 0) continue;
+            if (t.branch > 1) tell_siblings(t, row, row[best]);
             const int64_t token = t.drafted[t.written++] = m_.token_ids[best];
             if (t.written == t.drafts) continue;
             std::copy_n(x(last), m_.hidden, feature(static_cast<long>(kept)));

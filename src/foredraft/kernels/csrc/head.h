@@ -33,6 +33,9 @@ struct HeadText {
     const double* uniforms;  // [drafts] in [0, 1), one a draw; null to run races (race.cpp) instead
     uint64_t seed, position_of_race;  // the races' noise, that of the first drafted token
     float* laws;             // [drafts, table.out] gets what each token was drawn from; null if nobody asks
+    int64_t branch;          // of the likeliest tokens in each one's place, itself first, so many are told
+    int64_t* siblings;       // [drafts, branch] the target's ids
+    float* weights;          // [drafts, branch] their probabilities
 };
 
 struct HeadStep {
