@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,13 @@ from torch import Tensor
 
 from foredraft import Engine, SamplingParams
 from foredraft.drafters.eagle import Eagle3Drafter
-from foredraft.drafters.eagle_head import HeadSegment
+from foredraft.drafters.eagle_head import EagleHead, HeadSegment
 from foredraft.drafters.tree import TreeDrafter
 from foredraft.drafters.tree_eagle import EagleNodes
 from foredraft.drafters.tree_growth import Growth
+from foredraft.drafters.tree_shape import best_shape
+from foredraft.errors import ConfigError
+from foredraft.kernels import available
 from foredraft.models.decoder import Decoder
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -55,6 +60,53 @@ def test_one_branch_drafts_the_chain(target: Decoder) -> None:  # noqa: F811
     chain = Engine(target, Eagle3Drafter(head_for(target)), k=4).generate(PROMPTS, PARAMS)
     tree = Engine(target, TreeDrafter(EagleNodes(head_for(target)), branch=1), k=4).generate(PROMPTS, PARAMS)
     assert [r.stats.trace for r in tree] == [r.stats.trace for r in chain]
+
+
+@pytest.mark.skipif(not available(), reason="no compiled kernels")
+@pytest.mark.parametrize("k", [3, 9, "auto"])
+def test_a_spine_drafted_at_once_is_the_one_grown_level_by_level(
+    target: Decoder,  # noqa: F811
+    k: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    steps = EagleHead.step
+    monkeypatch.setattr(EagleHead, "step", lambda *args: calls.append(args) or steps(*args))
+
+    def run() -> tuple[list[list[int]], list[Any], int]:
+        calls.clear()
+        clock = itertools.count().__next__
+        drafter = TreeDrafter(EagleNodes(head_for(target, table=True)), depth=5, beam=1, clock=clock)
+        results = Engine(target, drafter, k=k).generate(PROMPTS, PARAMS)
+        return [r.token_ids for r in results], [r.stats.trace for r in results], len(calls)
+
+    texts, traces, slow = run()
+    assert texts == [r.token_ids for r in Engine(target).generate(PROMPTS, PARAMS)]
+    assert slow == 0
+    if k == "auto":  # which follows the clock
+        return
+    monkeypatch.setattr(EagleNodes, "spines", False)
+    grown = run()
+    assert grown[:2] == (texts, traces)
+    assert grown[2] > 0
+    wide = Engine(target, TreeDrafter(EagleNodes(head_for(target)), depth=5), k=k).generate(PROMPTS, PARAMS)
+    assert ([r.stats.trace for r in wide] == traces) == (k == 3)  # children of the text alone
+
+
+def test_one_node_a_level_is_the_default_where_it_is_quick(target: Decoder) -> None:  # noqa: F811
+    assert TreeDrafter(EagleNodes(head_for(target, table=True))).beam == (1 if available() else 4)
+    assert TreeDrafter(EagleNodes(head_for(target))).beam == 4
+    assert TreeDrafter(EagleNodes(head_for(target, table=True)), beam=3).beam == 3
+    with pytest.raises(ConfigError, match="beam must be 1"):
+        TreeDrafter(EagleNodes(head_for(target)), beam=0)
+
+
+def test_only_eldest_children_of_a_spine_have_children() -> None:
+    spine = best_shape((0.7, 0.5, 0.3), 12, 5, spine=True)
+    eldest = {min(i for i, own in enumerate(spine.parents) if own == parent) for parent in set(spine.parents)}
+    assert {parent for parent in spine.parents if parent >= 0} <= eldest
+    assert max(spine.depths) == 5
+    assert best_shape((0.7, 0.5, 0.3), 12, 5) != spine
 
 
 @pytest.mark.parametrize("static", [False, True])

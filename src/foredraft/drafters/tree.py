@@ -16,6 +16,7 @@ from foredraft.drafters.outlook import Outlook, StepPrice
 from foredraft.drafters.tree_growth import DynamicGrowth, Growth, StaticGrowth
 from foredraft.drafters.tree_shape import RankRates, Shape, best_shape
 from foredraft.errors import ConfigError
+from foredraft.sampling.drafting import Children
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
 log = logging.getLogger("foredraft")
@@ -47,6 +48,18 @@ class NodeScorer(Protocol):
     def behind(self, trees: Sequence[Growth], new: Sequence[int]) -> list[Tensor]:
         """``[n, V]`` or ``[n, D]`` logits behind the last ``n = new[i] >= 1`` scored nodes of each tree."""
 
+    @property
+    def spines(self) -> bool:
+        """Whether :meth:`spine` is there: the scorer drafts a chain with siblings quicker than level by level."""
+
+    def spine(
+        self, requests: Sequence[DraftRequest], depths: Sequence[int], branch: int
+    ) -> list[Sequence[Children] | None]:
+        """The spine behind each committed text: of each level ``branch`` children of the likeliest node above.
+
+        None where it must be grown level by level: other tokens than the likeliest are wanted, or none are there.
+        """
+
     def finish(self, requests: Sequence[DraftRequest]) -> None:
         """Drops what the drafts have left behind; also after an error."""
 
@@ -74,6 +87,8 @@ class TreeDrafter(Drafter):
         depth: Longest path, >= 1.
         branch: Most children of a node, >= 1.
         nodes: Most nodes, >= 1.
+        beam: Nodes of a level that are scored, >= 1: the heaviest. With one the tree is a chain whose tokens have
+            siblings. None takes one where the scorer does that quicker than the rest, else ``branch``.
         static: Fix the shape beforehand in any case.
         clock: Monotonic seconds.
     """
@@ -86,15 +101,18 @@ class TreeDrafter(Drafter):
         depth: int = 6,
         branch: int = 4,
         nodes: int = 16,
+        beam: int | None = None,
         static: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        for option, value in (("depth", depth), ("branch", branch), ("nodes", nodes)):
+        beam = beam if beam is not None else 1 if scorer.spines else branch
+        for option, value in (("depth", depth), ("branch", branch), ("nodes", nodes), ("beam", beam)):
             if not 1 <= value <= 128:
                 raise ConfigError(f"{option} must be 1 … 128 (got {value})", field="drafter tree")
         self.scorer = scorer
         self.taps = scorer.taps
-        self.depth, self.branch, self.nodes, self.static = depth, branch, nodes, static
+        self.depth, self.branch, self.nodes, self.beam, self.static = depth, branch, nodes, beam, static
+        self._quick = beam == 1 and branch > 1 and scorer.spines and not static
         self.clock = clock
         self._states: dict[str, _State] = {}
         self._seconds: deque[float] = deque(maxlen=9)  # of the latest passes, one a level
@@ -104,7 +122,8 @@ class TreeDrafter(Drafter):
     def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
         from foredraft.drafters import tree_spec  # it names drafters that this file must not import
 
-        return cls(*tree_spec.parse(argument, context))
+        scorer, options = tree_spec.parse(argument, context)
+        return cls(scorer, **options)
 
     def attach(self, context: DrafterContext) -> None:
         require_trees(context)
@@ -138,8 +157,11 @@ class TreeDrafter(Drafter):
         asked = [(request, min(k, self.nodes)) for request, k in zip(requests, ks, strict=True) if k]
         drafts = dict.fromkeys((request.id for request in requests), NO_DRAFT)
         try:
+            trees = self._spines(asked) if self._quick else []
+            filled = {tree.request.id for tree in trees}
+            asked = [pair for pair in asked if pair[0].id not in filled]
             roots = self.scorer.roots([request for request, _ in asked], self.depth)
-            for tree in self._grow(asked, roots):
+            for tree in [*trees, *self._grow(asked, roots)]:
                 drafts[tree.request.id] = self._states[tree.request.id].draft = tree.draft()
         finally:
             self.scorer.finish([request for request, _ in asked])
@@ -160,7 +182,30 @@ class TreeDrafter(Drafter):
         self.scorer.reset()
 
     def _shape(self, state: _State, nodes: int) -> Shape:
-        return best_shape(state.ranks.rates(self.branch), nodes, self.depth)
+        return best_shape(state.ranks.rates(self.branch), nodes, self.depth, self.beam == 1)
+
+    def _spines(self, asked: Sequence[tuple[DraftRequest, int]]) -> list[Growth]:
+        """The trees that the scorer drafts at once; who is left is grown level by level."""
+        depths = [self._levels(self._states[request.id], k) for request, k in asked]
+        start = self.clock()
+        found = self.scorer.spine([request for request, _ in asked], depths, self.branch)
+        trees: list[Growth] = []
+        for (request, k), depth, levels in zip(asked, depths, found, strict=True):
+            if levels is not None:
+                tree = DynamicGrowth(request, k, depth, self.branch, self._floor(request, k))
+                tree.fill(levels)
+                trees.append(tree)
+        if trees:
+            self._seconds.append((self.clock() - start) / max(depths))
+        return trees
+
+    def _levels(self, state: _State, k: int) -> int:
+        """How deep a spine of k nodes shall be: as the best one is, or as can be if k was asked for."""
+        return self._shape(state, k).levels(k) if k == state.planned else min(self.depth, k)
+
+    def _floor(self, request: DraftRequest, k: int) -> float:
+        state = self._states[request.id]
+        return state.floor if k == state.planned else 0.0  # a length that was asked for is given in full
 
     def _grow(
         self, asked: Sequence[tuple[DraftRequest, int]], roots: Sequence[tuple[Tensor, int] | None]
@@ -181,8 +226,8 @@ class TreeDrafter(Drafter):
         if self.static or request.sampler.sampled:
             shape = best_shape(state.ranks.rates(self.branch), k, min(depth, self.depth))
             return StaticGrowth(request, k, shape, self.scorer.columns)
-        floor = state.floor if k == state.planned else 0.0  # a length that was asked for is given in full
-        return DynamicGrowth(request, k, min(depth, self.depth), self.branch, floor, self.scorer.columns)
+        floor, columns = self._floor(request, k), self.scorer.columns
+        return DynamicGrowth(request, k, min(depth, self.depth), self.branch, floor, columns, self.beam)
 
     def _level(self, trees: Sequence[Growth]) -> list[Growth]:
         """Grows one level; returns the trees that may grow on.

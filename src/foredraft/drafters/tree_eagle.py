@@ -11,6 +11,7 @@ from foredraft.drafters.base import DraftRequest
 from foredraft.drafters.eagle import Eagle3Drafter
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment, HeadState
 from foredraft.drafters.tree_growth import Growth
+from foredraft.sampling.drafting import Children, possible
 
 
 class EagleNodes(Eagle3Drafter):
@@ -38,6 +39,29 @@ class EagleNodes(Eagle3Drafter):
             self._features[job.request.id] = hidden[-1:]
             found.append((logits[-1], depth))
         return found
+
+    @property
+    def spines(self) -> bool:
+        return self.head.draws
+
+    def spine(
+        self, requests: Sequence[DraftRequest], depths: Sequence[int], branch: int
+    ) -> list[Sequence[Children] | None]:
+        planned = []
+        for request, depth in zip(requests, depths, strict=True):
+            plan, job = request.sampler.ahead(depth), self._begin(request, depth)
+            if job is not None and plan is not None and plan.controls is None:
+                planned.append((job, plan))
+        found: dict[str, Sequence[Children]] = {}
+        if planned:
+            drafts = self.head.draft([job.segment for job, _ in planned], [plan for _, plan in planned], branch)
+            for (job, _), draft in zip(planned, drafts, strict=True):
+                if draft.tokens:
+                    job.read()
+                    found[job.request.id] = [possible(*level) for level in draft.siblings]
+                else:
+                    job.segment.state.drop()
+        return [found.get(request.id) for request in requests]
 
     def behind(self, trees: Sequence[Growth], new: Sequence[int]) -> list[Tensor]:
         segments = []

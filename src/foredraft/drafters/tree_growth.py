@@ -51,11 +51,14 @@ class Growth:
         grown = self.request.sampler.children(logits, paths, [self._count(node) for node in nodes], self._columns)
         self._last = []
         for node, children in zip(nodes, grown, strict=True):
-            for token in children.tokens:
-                self._last.append(len(self.tokens))
-                self.tokens.append(token)
-                self.parents.append(node)
-            self._keep(node, children)
+            self._put(node, children)
+
+    def _put(self, node: int, children: Children) -> None:
+        for token in children.tokens:
+            self._last.append(len(self.tokens))
+            self.tokens.append(token)
+            self.parents.append(node)
+        self._keep(node, children)
 
     def path(self, node: int) -> list[int]:
         """Tokens from the committed text to a node."""
@@ -82,7 +85,7 @@ class Growth:
 class DynamicGrowth(Growth):
     """Grows where the drafter is sure, then keeps the likeliest nodes of the whole tree (EAGLE-2, arXiv 2406.16858).
 
-    A node's weight is the product of the drafter's probabilities along its path. At every level the ``branch`` heaviest
+    A node's weight is the product of the drafter's probabilities along its path. At every level the ``beam`` heaviest
     nodes are scored and get ``branch`` children each; in the end the k heaviest of all nodes are kept. None is heavier
     than its parent, so that they form a tree. Nodes are dropped after their tokens are known, so this is for requests
     whose tokens may be dropped.
@@ -90,6 +93,8 @@ class DynamicGrowth(Growth):
     Args:
         k: Most nodes.
         floor: Lighter nodes are not worth verifying.
+        beam: None for as many as ``branch``. With one, the tree is a *spine*: the drafter's own chain, whose tokens
+            have siblings. It takes no more steps of the drafter than the chain, nor wider ones.
     """
 
     def __init__(
@@ -100,9 +105,11 @@ class DynamicGrowth(Growth):
         branch: int,
         floor: float = 0.0,
         columns: Tensor | None = None,
+        beam: int | None = None,
     ) -> None:
         super().__init__(request, min(depth, k), columns)
         self._k, self._branch, self._floor = k, branch, floor
+        self._beam = beam or branch
         self._weights: list[float] = []
 
     def _choose(self) -> list[int]:
@@ -111,7 +118,15 @@ class DynamicGrowth(Growth):
         # A child is never heavier than its parent: one that many others outweigh already will not be kept.
         least = heapq.nlargest(self._k, self._weights)[-1] if len(self._weights) >= self._k else 0.0
         likely = [node for node in self._last if self._weights[node] > max(least, self._floor)]
-        return heapq.nlargest(self._branch, likely, key=self._weights.__getitem__)
+        return heapq.nlargest(self._beam, likely, key=self._weights.__getitem__)
+
+    def fill(self, levels: Sequence[Children]) -> None:
+        """Takes a whole spine: of each level the children of the eldest node of the level above."""
+        node = -1
+        for children in levels:
+            eldest = len(self.tokens)
+            self._put(node, children)
+            node = eldest
 
     def _count(self, node: int) -> int:
         return self._branch

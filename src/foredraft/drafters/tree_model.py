@@ -13,6 +13,7 @@ from foredraft.drafters.model import ModelDrafter
 from foredraft.drafters.tree_growth import Growth
 from foredraft.errors import CacheFullError
 from foredraft.models.base import Segment
+from foredraft.sampling.drafting import Children
 
 
 class ModelNodes(ModelDrafter):
@@ -24,6 +25,13 @@ class ModelNodes(ModelDrafter):
 
     name = "tree"
     columns: Tensor | None = None
+    spines = False
+
+    def spine(
+        self, requests: Sequence[DraftRequest], depths: Sequence[int], branch: int
+    ) -> list[Sequence[Children] | None]:
+        """A chain with siblings takes as many passes as a tree."""
+        return [None] * len(requests)
 
     def roots(self, requests: Sequence[DraftRequest], depth: int) -> list[tuple[Tensor, int] | None]:
         jobs = [self._begin(request, depth) for request in requests]

@@ -79,13 +79,14 @@ class Shape:
 
 
 @lru_cache(maxsize=512)
-def best_shape(rates: tuple[float, ...], nodes: int, depth: int) -> Shape:
+def best_shape(rates: tuple[float, ...], nodes: int, depth: int, spine: bool = False) -> Shape:
     """The best tree for these rates of the children by rank.
 
     Args:
         rates: As :meth:`RankRates.rates` gives them; no node has more children than there are rates.
         nodes: Most nodes.
         depth: Longest path.
+        spine: Only eldest children may have children.
     """
     chances, left = [], 1.0  # of a child by its rank, given its parent
     for rate in rates:
@@ -105,6 +106,6 @@ def best_shape(rates: tuple[float, ...], nodes: int, depth: int) -> Shape:
         if rank + 1 < len(chances):
             value = min(above * chances[rank + 1], -minus_value)  # a younger sibling comes after its elder in any case
             heapq.heappush(waiting, (-value, level, rank + 1, parent, above))
-        if level < depth:
+        if level < depth and not (spine and rank):
             heapq.heappush(waiting, (minus_value * chances[0], level + 1, 0, node, -minus_value))
     return Shape(tuple(parents), tuple(values), tuple(depths))

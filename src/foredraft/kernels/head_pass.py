@@ -201,7 +201,7 @@ class HeadPass:
             n = text.drafts * branch if branch > 1 else 0
             told.append(((ctypes.c_int64 * n)(), (ctypes.c_float * n)()))
             view.branch = branch
-            view.siblings, view.weights = map(ctypes.addressof, told[-1])
+            view.siblings, view.weights = (ctypes.addressof(each) for each in told[-1])
         self._run(texts, views, features, angles, None, threads, None, None)
         del keep
         return [

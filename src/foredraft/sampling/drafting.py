@@ -107,7 +107,7 @@ class RequestSampler:
             rows /= rows.sum(-1, keepdim=True)
         best = rows.topk(min(max(counts), rows.shape[-1]))
         return [
-            _possible(tokens[:n], weights[:n])
+            possible(tokens[:n], weights[:n])
             for tokens, weights, n in zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
         ]
 
@@ -160,7 +160,7 @@ class RequestSampler:
         if not bool(torch.isfinite(best.values).all()):
             raise DrafterError("the drafter's logits are no law: a row holds NaN or +inf, or no token", field="logits")
         return [
-            _possible(ids[tokens[:n]].tolist(), weights[:n])
+            possible(ids[tokens[:n]].tolist(), weights[:n])
             for tokens, weights, n in zip(best.indices.numpy(), best.values.tolist(), counts, strict=True)
         ]
 
@@ -176,7 +176,7 @@ class RequestSampler:
             raise DrafterError(f"the drafter's logits have shape {tuple(logits.shape)}, not {wanted}", field="logits")
 
 
-def _possible(tokens: list[int], weights: list[float]) -> Children:
+def possible(tokens: list[int], weights: list[float]) -> Children:
     """Leaves out tokens without probability, which come last."""
     n = sum(weight > 0.0 for weight in weights)
     return Children(tokens[:n], weights[:n], None)
