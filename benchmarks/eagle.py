@@ -1,12 +1,14 @@
 """How well the embedded EAGLE-3 head drafts, beside lookup: acceptance by position, tokens a pass, speed.
 
-Prompts of every category of ``foredraft bench``, none of which the head was trained on; chains of 1, 3 and 5 tokens and
-trees of 8 and 16, greedy and at temperature 1 (block verification, which for trees is traversal). The methods take
+Prompts of every category of ``foredraft bench``, none of which the head was trained on; chains of 1, 3 and 5 tokens, a
+spine of 8 (a chain with siblings) and a tree of 16, greedy and at temperature 1 (block verification, which for trees is
+traversal). The methods take
 turns prompt by prompt, so that a disturbance meets all of them alike. Results go to ``results/eagle.json``, a part a
 category and temperature; finished parts stay.
 The part "costs of a step" tells what a step of the head takes beside a pass of the target.
 
-    python benchmarks/eagle.py [--prompts 4] [--tokens 128] [--head FOLDER] [--activations float32] [--fresh]
+    python benchmarks/eagle.py [--prompts 4] [--tokens 128] [--head FOLDER] [--activations float32]
+        [--dtype bfloat16] [--name eagle] [--fresh]
 """
 
 from __future__ import annotations
@@ -29,15 +31,16 @@ from foredraft.kernels.law import Draws
 from foredraft.models.base import Segment
 from foredraft.models.loading import load_model
 
-METHODS = {
+METHODS = {  # HEAD stands for the folder of a head, if one is given
     "plain": (None, 0),
     "lookup k=5": ("lookup", 5),
-    "eagle3 k=1": ("eagle3", 1),
-    "eagle3 k=3": ("eagle3", 3),
-    "eagle3 k=5": ("eagle3", 5),
-    "eagle3 k=auto": ("eagle3", "auto"),
-    "eagle3 tree of 8": ("tree:eagle3", 8),
-    "eagle3 tree of 16": ("tree:eagle3", 16),
+    "eagle3 k=1": ("eagle3HEAD", 1),
+    "eagle3 k=3": ("eagle3HEAD", 3),
+    "eagle3 k=5": ("eagle3HEAD", 5),
+    "eagle3 k=auto": ("eagle3HEAD", "auto"),
+    "spine of 8": ("tree:eagle3HEAD", 8),
+    "spine, k=auto": ("tree:eagle3HEAD", "auto"),
+    "tree of 16": ("tree:eagle3HEAD,beam=4", 16),
 }
 
 
@@ -107,8 +110,9 @@ def step_costs(engine: Engine, head: EagleHead, context: int = 200, tries: int =
             least[name] = min(least[name], 1e3 * (time.perf_counter() - started))
             state.drop()
     target.cache.free(slot)
-    share = least["head_step_ms"] / least["target_pass_ms"]
-    return {**least, "share_of_target_pass": share, "context": context, "threads": torch.get_num_threads()}
+    one = least["target_pass_ms"]
+    shares = {"step_alone": least["head_step_ms"] / one, "token_of_a_draft_of_5": least["draft_of_5_ms"] / 5 / one}
+    return {**least, "share_of_target_pass": shares, "context": context, "threads": torch.get_num_threads()}
 
 
 def main() -> None:
@@ -117,22 +121,23 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--head", default="", help="folder of another head")
     parser.add_argument("--activations", default="float32")
+    parser.add_argument("--dtype", default="auto", help="bfloat16 or float32 dequantises the weights")
     parser.add_argument("--name", default="eagle")
     parser.add_argument("--fresh", action="store_true")
     options = parser.parse_args()
-    loaded = load_model("smollm2-135m", activations=options.activations)
+    loaded = load_model("smollm2-135m", activations=options.activations, dtype=options.dtype)
     record = Record(options.name, options.fresh)
     record.data["settings"] = vars(options)
     own = f":{options.head}" if options.head else ""
     made = {
-        drafter: Engine(loaded, drafter + own if drafter and "eagle3" in drafter else drafter, prefix_reuse=False)
+        drafter: Engine(loaded, drafter and drafter.replace("HEAD", own), prefix_reuse=False)
         for drafter in {drafter for drafter, _ in METHODS.values()}
     }
     engines = {name: made[drafter] for name, (drafter, _) in METHODS.items()}
     if not record.has("costs of a step"):
-        drafter = made["eagle3"].drafter
+        drafter = made["eagle3HEAD"].drafter
         assert isinstance(drafter, Eagle3Drafter)
-        record.put("costs of a step", step_costs(made["eagle3"], drafter.head))
+        record.put("costs of a step", step_costs(made["eagle3HEAD"], drafter.head))
     for temperature in (0.0, 1.0):
         for category in categories():
             part = f"{category}, T={temperature:g}"

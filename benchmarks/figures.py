@@ -144,15 +144,17 @@ def profile(name: str, rows: list[dict[str, Any]]) -> list[str]:
 
 def embedded_head(data: dict[str, Any]) -> list[str]:
     """The embedded head by kind of text and temperature, beside lookup."""
-    settings, costs = data["settings"], data["parts"]["costs of a step"]
+    settings, share = data["settings"], data["parts"]["costs of a step"]["share_of_target_pass"]
+    packed = settings["dtype"] == "auto"
+    inputs = f"4 bits with inputs {settings['activations']}" if packed else f"dequantised to {settings['dtype']}"
     rows = {name: part["methods"] for name, part in data["parts"].items() if "methods" in part}
     shown = [method for method in next(iter(rows.values())) if method != "plain"]
     lines = [
-        "**The embedded head.** `python benchmarks/eagle.py`: SmolLM2-135M-Instruct, inputs "
-        f"{settings['activations']}, {settings['prompts']} prompts a kind of text, {settings['tokens']} tokens each, "
+        "**The embedded head.** `python benchmarks/eagle.py`: SmolLM2-135M-Instruct, "
+        f"{inputs}, {settings['prompts']} prompts a kind of text, {settings['tokens']} tokens each, "
         f"one request at a time, the methods in turn ({machine(data)}). *Tokens a pass / speed over plain decoding*; "
-        f"α by position is that of chains of five. A step of the head took {costs['share_of_target_pass']:.0%} of a "
-        "pass.",
+        f"α by position is that of chains of five. A step of the head alone took {share['step_alone']:.0%} of a pass, "
+        f"a token of a draft of five {share['token_of_a_draft_of_5']:.0%}.",
         "",
         "| text | " + " | ".join(shown) + " | α by position |",
         "|---" * (len(shown) + 2) + "|",
@@ -255,6 +257,7 @@ def main() -> None:
         ("law", law),
         ("overhead", overhead),
         ("eagle", embedded_head),
+        ("eagle-bf16", embedded_head),
         ("article", article),
         ("serving", serving),
         ("soak", soak),

@@ -238,3 +238,8 @@ def test_it_is_asked_for_by_name() -> None:
 def test_names_that_make_no_sense_are_refused(argument: str) -> None:
     with pytest.raises(ConfigError):
         Engine(target=model(), drafter=f"combined{argument}")
+
+
+def test_an_unknown_name_is_refused_by_itself() -> None:
+    with pytest.raises(ConfigError, match="no drafter is called 'eagle9'"):
+        Engine(target=model(), drafter="combined:suffix+eagle9")

@@ -172,7 +172,9 @@ class CombinedDrafter(Drafter):
     @classmethod
     def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
         names = "|".join(re.escape(entry.name) for entry in registry.entries())
-        specs = re.split(rf"\+(?=(?:{names})(?:[:+]|$))", argument or "")
+        # An argument may hold a plus, a name does not: what is called so is refused by its own name.
+        parts = re.split(rf"\+(?=(?:{names})(?:[:+]|$))", argument or "")
+        specs = [spec for part in parts for spec in ([part] if ":" in part else part.split("+"))]
         if any(spec.partition(":")[0] == cls.name for spec in specs):
             raise ConfigError("cannot be nested", field="drafter combined", remedy="write A+B+C")
         return cls([registry.create(spec, context) for spec in specs] if argument else [])

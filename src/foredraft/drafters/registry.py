@@ -82,7 +82,7 @@ BUILT_IN = (
         "tree",
         "a smaller model or an EAGLE head drafts several continuations at once, as a tree",
         "what the drafter in it needs, and a target that reads trees",
-        "MODEL, eagle3, eagle3:FOLDER or eagle1:FOLDER, then depth=6,branch=4,nodes=16,beam=4,static; see docs/trees.md",
+        "MODEL, eagle3, eagle3:FOLDER or eagle1:FOLDER, then depth=6,branch=4,nodes=16,static; see docs/trees.md",
         "foredraft.drafters.tree:TreeDrafter",
     ),
     DrafterEntry(
