@@ -19,11 +19,17 @@ from foredraft.kernels.decoder_pass import DecoderPass, PassLayer, PassSegment, 
 
 pytestmark = pytest.mark.skipif(not available(), reason="no compiled kernels")
 
-VOCAB, LONGEST, ROOM, EPS = 50, 200, 130, 1e-20
+VOCAB, LONGEST, ROOM, EPS = 50, 620, 600, 1e-20
 BUSHY = (-1, -1, 0, 0, 1, 2, 5, 4, -1, 8, 9, 10, 3)
 # heads, kv heads, width: groups of 1 … 8 heads, widths that fill no vector, one or several
 SHAPES = [(1, 1, 8), (4, 2, 24), (6, 2, 64), (4, 1, 40), (5, 1, 16), (6, 1, 72), (14, 2, 32), (8, 1, 128)]
-CASES = [(None, None, torch.float32), (9, 5.0, torch.float32), (9, None, torch.bfloat16), (None, 5.0, torch.bfloat16)]
+CASES = [
+    (None, None, torch.float32),
+    (9, 5.0, torch.float32),
+    (300, None, torch.float32),
+    (9, None, torch.bfloat16),
+    (None, 5.0, torch.bfloat16),
+]
 Part = tuple[int, int, tuple[int, ...] | None]  # rows, committed tokens, parents
 
 
@@ -110,6 +116,8 @@ def depths(rows: int, parents: Sequence[int] | None) -> list[int]:
 
 
 PARTS: list[Part] = [(1, 70, None), (2, 0, None), (3, 101, None), (8, 37, None), (19, 64, None), (13, 50, BUSHY)]
+# Keys are summed over in blocks of 256 places: rows and trees before, across and far behind their bounds.
+PARTS += [(1, 540, None), (4, 254, None), (13, 253, BUSHY), (13, 511, BUSHY), (1, 255, None), (1, 256, None)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

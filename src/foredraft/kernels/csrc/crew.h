@@ -34,6 +34,16 @@ inline void grow(std::vector<float>& v, size_t size) {
 
 constexpr long kQueryTile = 16;  // queries at most that share a reading of keys and values
 
+// Items of work that are enough for a team to finish together.
+inline long items(long team) { return 3 * team; }
+
+// Into how many tiles the queries of one segment and kv head are cut, of `lists` such lists: a tile is small enough for its
+// scores to stay near, and there are enough of them for threads to finish together.
+inline long tiles(long queries, long lists, long team) {
+    const long small = (queries + kQueryTile - 1) / kQueryTile, fair = team > 1 ? (items(team) + lists - 1) / lists : 1;
+    return std::min(queries, std::max(small, fair));
+}
+
 class Crew {
   public:
     Crew(int64_t isa, int64_t activations, Rounded& rounded, Shares& shares, Barrier& barrier,
@@ -58,13 +68,6 @@ class Crew {
     void each_row(long rows, F f) {
         for (long r = rows * thread_ / team_; r < rows * (thread_ + 1) / team_; ++r) f(r);
         meet();
-    }
-
-    // Into how many tiles the queries of one segment and kv head are cut, of `lists` such lists: a tile is small enough for
-    // its scores to stay near, and there are enough of them for threads to finish together.
-    long tiles(long queries, long lists) const {
-        const long small = (queries + kQueryTile - 1) / kQueryTile, fair = team_ > 1 ? (3L * team_ + lists - 1) / lists : 1;
-        return std::min(queries, std::max(small, fair));
     }
 
     // Which kinds of rounded activations the parts of a product read, as bits.

@@ -234,7 +234,7 @@ class Worker : Crew {
         for (const Part& p : w_.parts) {
             const long passed = p.pending + p.text->logits_from, before = p.wanted - passed;  // row 0 as `seen` counts them
             const long start = passed * group, queries = (p.seen.rows - passed) * group;
-            const long cuts = tiles(queries, static_cast<long>(w_.parts.size()) * m_.kv_heads);
+            const long cuts = tiles(queries, static_cast<long>(w_.parts.size()) * m_.kv_heads, team_);
             for (long h = 0; h < m_.kv_heads; ++h) {
                 for (long tile = 0; tile < cuts; ++tile, ++item) {
                     if (item != mine) continue;

@@ -30,6 +30,15 @@ struct View {
     const void* values;
 };
 
+constexpr long kKeyBlock = 256;  // places of a slot whose keys are summed over together
+
+// What queries see of blocks of keys: largest scores and sums of weights [queries, count], weighed values [queries, count,
+// head_dim].
+struct Blocks {
+    float *top, *sum, *mixed;
+    long count, first;  // `first` is the number of the first block
+};
+
 struct Ops {
     void (*rms_norm)(const float* x, const float* weight, float eps, long n, float* y);
     // gate[i] becomes act(gate[i]) * up[i]; tanh_gelu chooses the tanh form of GELU instead of SiLU.
@@ -41,6 +50,10 @@ struct Ops {
     // group = heads / kv_heads. q and out are its first row from the first of these heads on, rows `step` floats apart.
     void (*attend)(const AttentionShape&, const Segment&, const View&, const int64_t* positions, long first, long last,
                    const float* q, long q_step, float* out, long out_step);
+    // The same in two steps: blocks [block, stop) of keys, into the queries' places of `to`; and all blocks of one query.
+    void (*attend_blocks)(const AttentionShape&, const Segment&, const View&, const int64_t* positions, long first, long last,
+                          const float* q, long q_step, long block, long stop, const Blocks& to);
+    void (*merge)(const Blocks& from, long query, long dim, float* out);
     void (*softcap)(float* x, long n, float cap);
 };
 

@@ -1,5 +1,5 @@
 // Row-local operations for AVX-512: sixteen numbers at a time where they do not meet; in attention's scores, whose sums
-// run over eight lanes, two queries in the halves of a register.
+// run over eight lanes, two keys in the halves of a register.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,6 +16,7 @@
 #endif
 #include <immintrin.h>
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC's own header, PR 105593
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #define FD_HERE __attribute__((always_inline))
 #define FD_OP inline __attribute__((always_inline))
 #define FD_UNROLL _Pragma("GCC unroll 32")

@@ -128,4 +128,4 @@ void store(const float* x, long n, int cache_type, void* target, long offset) {
 #include FD_SCORES
 #include "attend_body.h"
 
-const Ops kOps = {rms_norm, gate, rope, store, attend, softcap};
+const Ops kOps = {rms_norm, gate, rope, store, attend, attend_blocks, merge, softcap};

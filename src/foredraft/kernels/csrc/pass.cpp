@@ -5,9 +5,34 @@
 namespace foredraft {
 namespace {
 
+// How the queries of one segment and kv head are cut into items of work: tiles of queries, and where those are too few for
+// all threads, parts of the blocks of keys as well. `at` is where their sums begin among all that are put together later.
+struct Cut {
+    const Segment* segment;
+    long queries, tiles, parts, first, blocks, at;
+};
+
+// Calls f for each segment; returns how many sums there are to put together.
+template <class F>
+long each_cut(const Model& m, const Pass& p, long team, long window, F f) {
+    const long lists = p.segments * m.kv_heads;
+    long at = 0;
+    for (const Segment* s = p.segment; s < p.segment + p.segments; ++s) {
+        const long queries = s->rows * (m.heads / m.kv_heads), few = (queries + kQueryTile - 1) / kQueryTile;
+        const long low = window > 0 ? std::max<long>(0, p.positions[s->first] + 1 - window) : 0;
+        const long first = std::min<long>(low, s->start) / kKeyBlock;
+        const long blocks = (s->start + s->rows + kKeyBlock - 1) / kKeyBlock - first;
+        const long parts = team > 1 ? std::min(blocks, (items(team) + lists * few - 1) / (lists * few)) : 1;
+        f(Cut{s, queries, parts > 1 ? few : tiles(queries, lists, team), parts, first, blocks, at});
+        if (parts > 1) at += m.kv_heads * queries * blocks;
+    }
+    return at;
+}
+
 // Memory of one pass; the caller's thread keeps it for the next.
 struct Workspace {
     std::vector<float> x, h, qkv, mixed, gates, inner;
+    std::vector<float> top, sum, parts;  // of attention that was cut along the keys
     Rounded rounded;
 
     void reserve(const Model& m, const Pass& p) {
@@ -18,6 +43,10 @@ struct Workspace {
         grow(mixed, n * width);
         grow(gates, n * 2 * m.intermediate);
         grow(inner, n * m.intermediate);
+        const long sums = each_cut(m, p, static_cast<long>(p.threads), 0, [](const Cut&) {});
+        grow(top, static_cast<size_t>(sums));
+        grow(sum, static_cast<size_t>(sums));
+        grow(parts, static_cast<size_t>(sums * m.head_dim));
         rounded.reserve(m.activations, n, std::max({m.hidden, m.intermediate, static_cast<int64_t>(width)}));
     }
 };
@@ -107,32 +136,64 @@ class Worker : Crew {
         });
     }
 
-    // Tiles of (segment, kv head, rows and query heads), taken by whichever thread is free.
+    // Sums over blocks of keys of one segment and kv head, in the memory that threads share.
+    Blocks sums(const Cut& c, long kv_head) const {
+        const long at = c.at + kv_head * c.queries * c.blocks;
+        return {w_.top.data() + at, w_.sum.data() + at, w_.parts.data() + at * m_.head_dim, c.blocks, c.first};
+    }
+
+    // Items, taken by whichever thread is free; then what was cut along the keys is put together.
     void attend(long i, const Layer& l) {
         const long dim = m_.head_dim, width = (m_.heads + 2 * m_.kv_heads) * dim, out = m_.heads * dim;
         const long group = m_.heads / m_.kv_heads;
         const AttentionShape a{m_.heads, m_.kv_heads, dim, m_.cache_type, l.window, m_.attention_scale, m_.attention_softcap};
         std::atomic<long>& next = shares_.counter(stage_++);
         long item = 0, mine = next.fetch_add(1);
-        for (const Segment* s = p_.segment; s < p_.segment + p_.segments; ++s) {
-            const long queries = s->rows * group, cuts = tiles(queries, p_.segments * m_.kv_heads);
+        const long window = l.window;
+        const auto rounded = [&](const Segment& s, long h, long query) {
+            if (dim % 32 == 0) round(l.out, w_.mixed.data(), p_.rows, s.first + query / group, (h * group + query % group) * dim, dim);
+        };
+        bool cut = false;
+        each_cut(m_, p_, team_, window, [&](const Cut& c) {
+            const Segment& s = *c.segment;
+            cut |= c.parts > 1;
             for (long h = 0; h < m_.kv_heads; ++h) {
-                for (long tile = 0; tile < cuts; ++tile, ++item) {
+                for (long tile = 0; tile < c.tiles * c.parts; ++tile, ++item) {
                     if (item != mine) continue;
                     mine = next.fetch_add(1);
-                    const long first = queries * tile / cuts, last = queries * (tile + 1) / cuts, column = h * group * dim;
-                    const float* q = w_.qkv.data() + s->first * width + column;
-                    float* y = w_.mixed.data() + s->first * out + column;
-                    ops_.attend(a, *s, view(i, *s, h), p_.positions, first, last, q, width, y, out);
-                    if (dim % 32 != 0) continue;
-                    for (long k = first; k < last; ++k) {
-                        round(l.out, w_.mixed.data(), p_.rows, s->first + k / group, column + k % group * dim, dim);
+                    const long q = tile / c.parts, part = tile % c.parts;
+                    const long first = c.queries * q / c.tiles, last = c.queries * (q + 1) / c.tiles;
+                    const float* query = w_.qkv.data() + s.first * width + h * group * dim;
+                    if (c.parts > 1) {
+                        const long block = c.first + c.blocks * part / c.parts, stop = c.first + c.blocks * (part + 1) / c.parts;
+                        ops_.attend_blocks(a, s, view(i, s, h), p_.positions, first, last, query, width, block, stop, sums(c, h));
+                        continue;
                     }
+                    float* y = w_.mixed.data() + s.first * out + h * group * dim;
+                    ops_.attend(a, s, view(i, s, h), p_.positions, first, last, query, width, y, out);
+                    for (long k = first; k < last; ++k) rounded(s, h, k);
                 }
             }
-        }
+        });
         meet();
+        if (cut) put_together(window, rounded);
         if (dim % 32 != 0) each_row(p_.rows, [&](long r) { round(l.out, w_.mixed.data(), p_.rows, r, 0, out); });
+    }
+
+    template <class F>
+    void put_together(long window, F rounded) {
+        const long dim = m_.head_dim, group = m_.heads / m_.kv_heads;
+        each_cut(m_, p_, team_, window, [&](const Cut& c) {
+            if (c.parts == 1) return;
+            const long all = m_.kv_heads * c.queries;
+            for (long k = all * thread_ / team_; k < all * (thread_ + 1) / team_; ++k) {
+                const long h = k / c.queries, query = k % c.queries;
+                const long row = c.segment->first + query / group, head = h * group + query % group;
+                ops_.merge(sums(c, h), query, dim, w_.mixed.data() + (row * m_.heads + head) * dim);
+                rounded(*c.segment, h, query);
+            }
+        });
+        meet();
     }
 
     void layer(long i) {

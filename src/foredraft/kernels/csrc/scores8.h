@@ -37,12 +37,13 @@ FD_OP V8 dots8(const float* const* q, const T* keys, long dim, long count) {
 }
 
 struct Queries {
+    static constexpr long kAtOnce = 4;
     const std::vector<const float*>& q;
     long dim;
 
-    Queries(const std::vector<const float*>& query, long d, std::vector<float>&) : q(query), dim(d) {}
+    Queries(const std::vector<const float*>& query, long d) : q(query), dim(d) {}
 
-    // to[i * step + j] = scale * (query first + i . key j) for up to four queries and eight keys, of which `count` exist.
+    // to[i * step + j] = scale * (query first + i . key j) for up to kAtOnce queries and eight keys, of which `count` exist.
     template <class T>
     void scores(long first, long n, const T* keys, long count, float scale, float* to, long step) const {
         long i = 0;
