@@ -96,7 +96,12 @@ embedded-head: fetch
 	$(BIN)/foredraft train data --out $(HEAD)/data --prompts 8800 --batch 32 --activations int8
 	$(BIN)/foredraft train eagle3 --data $(HEAD)/data --out $(HEAD)/run --steps 5800 --batch 8 --lr 8e-4 --warmup 60 \
 		--measure-every 200 --patience 20 --precision bfloat16
-	$(BIN)/foredraft export $(HEAD)/run/head --out src/foredraft/assets/smollm2-135m-eagle3 \
+	$(BIN)/foredraft train data --out $(HEAD)/more --seed 1 --prompts 2400 --batch 48 --activations int16
+	$(BIN)/foredraft train data --out $(HEAD)/more --seed 1 --prompts 4600 --batch 64 --activations int8
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m foredraft train eagle3 --data $(HEAD)/more \
+		--out $(HEAD)/run2 --from $(HEAD)/run/head --train-lm-head --steps 1300 --batch 8 --lr 5e-4 --warmup 60 \
+		--held-out 48 --patience 30 --precision bfloat16
+	$(BIN)/foredraft export $(HEAD)/run2/head --out src/foredraft/assets/smollm2-135m-eagle3 \
 		--verifier HuggingFaceTB/SmolLM2-135M-Instruct
 
 figures: $(READY)

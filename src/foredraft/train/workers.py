@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,6 +14,9 @@ from torch import Tensor, distributed
 from foredraft.errors import ConfigError
 
 T = TypeVar("T")
+
+LAST_WORDS = 0.5
+"""Seconds in which the last message of a barrier reaches a process that another program keeps from running."""
 
 
 def local_rank() -> int:
@@ -92,6 +96,7 @@ def leave_workers(together: bool) -> None:
     if distributed.is_available() and distributed.is_initialized():
         if together:
             distributed.barrier()
+            time.sleep(LAST_WORDS)
         distributed.destroy_process_group()
 
 
