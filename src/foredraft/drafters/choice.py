@@ -102,12 +102,14 @@ class ChoiceDrafter(Drafter):
         """The drafter's own outlook at its own price; of one that has none, what its record lets expect."""
         served = self._served[request.id]
         record, costs = served.record, served.part.costs
-        own = served.part.drafter.outlook(request, limit, replace(price, draft_seconds=costs.draft))
+        own = served.part.drafter.outlook(
+            request, limit, replace(price, draft_seconds=costs.draft, draft_setup=costs.setup)
+        )
         if own is not None:
-            return own if own.seconds is not None else replace(own, seconds=costs.draft)
+            return own if own.seconds is not None else replace(own, seconds=costs.draft, setup=own.setup + costs.setup)
         backlog = len(request.ids) - record.ended if record.ended else 0
         reach = tuple(record.rate**j for j in range(1, limit + 1))
-        return Outlook(reach, costs.draft, costs.read * backlog, watched=False)
+        return Outlook(reach, costs.draft, costs.setup + costs.read * backlog, watched=False)
 
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]

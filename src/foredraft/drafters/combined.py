@@ -34,6 +34,7 @@ from torch import Tensor
 from foredraft.drafters import registry
 from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
 from foredraft.drafters.outlook import FREE, Outlook, StepPrice
+from foredraft.drafters.timing import DraftTimes, median
 from foredraft.errors import ConfigError
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
@@ -93,32 +94,37 @@ NOTHING = Outlook(())
 
 
 class Costs:
-    """Seconds of a drafter a token, and of reading a token that others wrote; medians of the latest measurements."""
+    """Seconds of a drafter, and of reading a token that others wrote, from the latest measurements."""
 
     def __init__(self) -> None:
-        self._draft: deque[float] = deque(maxlen=RECENT)
+        self._drafts = DraftTimes()
         self._first: deque[float] = deque(maxlen=RECENT)  # a token of drafts that had to read first: a bound
         self._read: deque[float] = deque(maxlen=RECENT)
 
     def observe(self, depth: int, backlog: int, seconds: float) -> None:
         """Takes in one draft of ``depth`` tokens before which ``backlog`` had to be read."""
         if backlog <= 0:
-            self._draft.append(seconds / depth)
+            self._drafts.observe(depth, seconds)
             return
         self._first.append(seconds / depth)
-        if self._draft:  # else nobody knows which part of it was reading
-            self._read.append(max(seconds - depth * self.draft, 0.0) / backlog)
+        if self._drafts:  # else nobody knows which part of it was reading
+            self._read.append(max(seconds - self.setup - depth * self.draft, 0.0) / backlog)
 
     @property
     def draft(self) -> float:
-        """0.0 before anything is known, so that it is tried."""
-        if self._draft:
-            return _median(self._draft)
+        """Of one token; 0.0 before anything is known, so that it is tried."""
+        if self._drafts:
+            return self._drafts.each
         return min(self._first) if len(self._first) >= ENOUGH else 0.0
 
     @property
+    def setup(self) -> float:
+        """Before the first token."""
+        return self._drafts.setup
+
+    @property
     def read(self) -> float:
-        return _median(self._read)
+        return median(self._read)
 
 
 @dataclass(slots=True)
@@ -228,7 +234,7 @@ class CombinedDrafter(Drafter):
             return own
         backlog = len(request.ids) - record.ended if record.ended else 0
         reach = tuple(record.rate**j for j in range(1, limit + 1))
-        return Outlook(reach, part.costs.draft, part.costs.read * backlog, watched=False)
+        return Outlook(reach, part.costs.draft, part.costs.setup + part.costs.read * backlog, watched=False)
 
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]
@@ -309,9 +315,4 @@ def _paying(outlook: Outlook, limit: int, price: StepPrice) -> Outlook | None:
 
 def _seconds(outlook: Outlook, drafted: int, price: StepPrice) -> float:
     """Of a step with ``drafted`` tokens."""
-    each = price.draft_seconds if outlook.seconds is None else outlook.seconds
-    return price.seconds(drafted) + outlook.setup + drafted * each
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
+    return price.seconds(drafted) + price.drafting(outlook, drafted)

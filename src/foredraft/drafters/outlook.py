@@ -15,7 +15,7 @@ class Outlook:
     Attributes:
         reach: ``reach[j]`` is the probability that the first ``j+1`` drafted tokens are all accepted. Its length is
             the most that can be drafted; empty says that there is nothing to propose.
-        seconds: Time to draft one token; None as the engine has measured it.
+        seconds: Time to draft one token; None as the engine has measured it, with what it takes to begin.
         setup: Seconds before the first of them.
         watched: The drafter learns from plain steps too, so the engine need not try a draft now and then.
     """
@@ -33,21 +33,28 @@ class StepPrice:
     Attributes:
         tokens: Tokens that it writes if this request drafts nothing.
         seconds: ``seconds(n)`` of its pass with ``n`` drafted tokens of this request.
-        draft_seconds: Of drafting one token, as the engine has measured it.
+        draft_seconds: Of drafting one token, as the engine has measured it, and
+        draft_setup: of what comes before the first.
     """
 
     tokens: float
     seconds: Callable[[int], float]
     draft_seconds: float = 0.0
+    draft_setup: float = 0.0
+
+    def drafting(self, outlook: Outlook, tokens: int) -> float:
+        """Seconds of drafting ``tokens >= 1``."""
+        if outlook.seconds is not None:
+            return outlook.setup + tokens * outlook.seconds
+        return outlook.setup + self.draft_setup + tokens * self.draft_seconds
 
     def best(self, outlook: Outlook) -> tuple[float, int]:
         """The highest speed that a draft promises over none, and its length; ``(1.0, 0)`` where none is faster."""
         plain = self.tokens / self.seconds(0)
-        each = self.draft_seconds if outlook.seconds is None else outlook.seconds
         expected, gain, length = self.tokens, 1.0, 0
         for n, reach in enumerate(outlook.reach, 1):
             expected += reach
-            speed = expected / (self.seconds(n) + outlook.setup + n * each)
+            speed = expected / (self.seconds(n) + self.drafting(outlook, n))
             if speed > gain * plain:
                 gain, length = speed / plain, n
         return gain, length

@@ -82,13 +82,15 @@ class Candidate:
             return self.outlook.reach[: self.limit]
         return [self.acceptance.rate**j for j in range(1, self.limit + 1)]
 
-    def each(self, per_token: float) -> float:
-        """Time to draft one token: ``per_token`` unless the drafter knows better."""
-        return per_token if self.outlook is None or self.outlook.seconds is None else self.outlook.seconds
+    def each(self, line: tuple[float, float]) -> float:
+        """Time to draft one token: as measured, ``line`` (:attr:`DraftCosts.line`), unless the drafter knows better."""
+        return line[1] if self.outlook is None or self.outlook.seconds is None else self.outlook.seconds
 
-    def seconds(self, depth: int, per_token: float) -> float:
+    def seconds(self, depth: int, line: tuple[float, float]) -> float:
         """Time to draft ``depth`` tokens."""
-        return (0.0 if self.outlook is None else self.outlook.setup) + depth * self.each(per_token)
+        measured = self.outlook is None or self.outlook.seconds is None
+        setup = (0.0 if self.outlook is None else self.outlook.setup) + (line[0] if measured else 0.0)
+        return setup + depth * self.each(line)
 
 
 class Controller:
@@ -128,12 +130,12 @@ class Controller:
         plain = self.passes.estimate(base_rows)
         if plain is None:  # the first step measures plain decoding
             return [0] * len(candidates)
-        per_token = self.drafts.per_token or 0.0
-        prices = [c.each(per_token) for c in candidates]
+        line = self.drafts.line
+        prices = [c.each(line) for c in candidates]
         best, tokens = MARGIN * len(candidates) / plain, list[tuple[float, int, int]]()
         for dearest in sorted(set(prices)):  # all wait for the dearest draft, so each step may do without the dear ones
             served = [i for i, price in enumerate(prices) if price <= dearest]
-            best, tokens = self._prefix(candidates, served, base_rows, per_token, best, tokens)
+            best, tokens = self._prefix(candidates, served, base_rows, line, best, tokens)
         ks = [0] * len(candidates)
         for _, minus_j, i in tokens:
             ks[i] = max(ks[i], -minus_j)
@@ -144,7 +146,7 @@ class Controller:
         candidates: Sequence[Candidate],
         served: Sequence[int],
         base_rows: int,
-        per_token: float,
+        line: tuple[float, float],
         best: float,
         chosen: list[tuple[float, int, int]],
     ) -> tuple[float, list[tuple[float, int, int]]]:
@@ -156,8 +158,8 @@ class Controller:
         reach = 2 * max(self.passes.largest, base_rows) - base_rows
         for n, (gain, minus_j, i) in enumerate(tokens[:reach], 1):
             expected += gain
-            price = candidates[i].each(per_token)
-            drafting[price] = max(drafting.get(price, 0.0), candidates[i].seconds(-minus_j, per_token))
+            price = candidates[i].each(line)
+            drafting[price] = max(drafting.get(price, 0.0), candidates[i].seconds(-minus_j, line))
             cost = self.passes.estimate(base_rows + n)
             assert cost is not None
             rate = expected / (cost + sum(drafting.values()))
@@ -205,7 +207,8 @@ class Controller:
         def seconds(n: int) -> float:
             return self.passes.estimate(base_rows + n) or 1.0
 
-        return StepPrice(float(requests), seconds, self.drafts.per_token or 0.0)
+        setup, each = self.drafts.line
+        return StepPrice(float(requests), seconds, each, setup)
 
     def shadow(self, passes_rows: int) -> bool:
         """Whether drafting is so cheap that acceptance may be watched without verifying anything."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
+from foredraft.drafters.timing import DraftTimes
+
 LEVEL_WEIGHT = 0.25
 SHAPE_WEIGHT = 0.1
 TRUST = 4.0  # one pass may move the estimates by at most this factor: a shared machine has outliers
@@ -136,27 +138,32 @@ def _near(rows: int) -> int:
 
 
 class DraftCosts:
-    """Seconds of drafting one token deeper: the median of the latest measurements.
+    """Seconds of drafting.
 
     A drafter that was not asked in the step before has a prompt or plain tokens to read first. What it takes then is
     no price but a bound of it, and counts as a price only where nothing else can be had.
+
+    Attributes:
+        times: Of drafts by their length.
     """
 
     KEEP = 9
     ENOUGH = 3
 
     def __init__(self) -> None:
+        self.times = DraftTimes()
         self._recent: list[float] = []
-        self._bound = 0.0  # the latest
+        self._bound = (1, 0.0)  # the latest: tokens and seconds
         self._bounds = 0
 
     def observe(self, depth: int, seconds: float) -> None:
         """Takes in one draft of requests that were all drafted for in the step before."""
         self._recent = [*self._recent[1 - self.KEEP :], seconds / depth]
+        self.times.observe(depth, seconds)
 
     def observe_bound(self, depth: int, seconds: float) -> None:
         """Takes in one draft that others did not lead up to."""
-        self._bound = seconds / depth
+        self._bound = (depth, seconds)
         self._bounds += 1
 
     @property
@@ -166,8 +173,21 @@ class DraftCosts:
 
     @property
     def per_token(self) -> float | None:
-        """None before drafting was measured."""
+        """A token's share of the latest drafts; None before drafting was measured."""
+        bound = self._bound[1] / self._bound[0]
         if self._recent:
             price = sorted(self._recent)[(len(self._recent) - 1) // 2]
-            return min(price, self._bound) if self._bounds else price
-        return self._bound if self._bounds > self.ENOUGH else None
+            return min(price, bound) if self._bounds else price
+        return bound if self._bounds > self.ENOUGH else None
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """Seconds before the first token, and seconds a token; zeros before drafting was measured."""
+        if not self.times:
+            return 0.0, self.per_token or 0.0
+        setup, each = self.times.setup, self.times.each
+        depth, seconds = self._bound
+        if self._bounds and seconds < setup + depth * each:
+            share = seconds / (setup + depth * each)
+            return share * setup, share * each
+        return setup, each

@@ -1,0 +1,64 @@
+"""What a draft takes by its length, learnt from drafts that were made."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+KEEP = 9
+
+
+class DraftTimes:
+    """Seconds of a draft: so much to begin with, and so much a token.
+
+    A drafter that reads the last step's tokens first, or whose call costs something, takes longer for the first token
+    of a draft than for each further one. With one price a token, a request whose drafts are short would find long ones
+    too dear, and never learn better.
+
+    The price of a token is the slope of least squares through the medians of the latest drafts of each length, but no
+    more than a token's share of any of them, and the beginning is the least that is left of any: a disturbed
+    measurement of one length cannot make drafts look dear for good. With a single length there is no beginning.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[int, deque[float]] = {}
+        self._line: tuple[float, float] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._latest)
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Takes in one draft of ``tokens >= 1``."""
+        self._latest.setdefault(tokens, deque(maxlen=KEEP)).append(seconds)
+        self._line = None
+
+    @property
+    def setup(self) -> float:
+        """Seconds before the first token."""
+        return self._fitted()[0]
+
+    @property
+    def each(self) -> float:
+        """Seconds a token; 0.0 before anything was measured."""
+        return self._fitted()[1]
+
+    def _fitted(self) -> tuple[float, float]:
+        if self._line is None:
+            self._line = self._fit()
+        return self._line
+
+    def _fit(self) -> tuple[float, float]:
+        points = [(n, median(times), len(times)) for n, times in self._latest.items()]
+        if not points:
+            return 0.0, 0.0
+        weight = sum(w for _, _, w in points)
+        x, y = sum(n * w for n, _, w in points) / weight, sum(t * w for _, t, w in points) / weight
+        spread = sum(w * (n - x) ** 2 for n, _, w in points)
+        slope = sum(w * (n - x) * (t - y) for n, t, w in points) / spread if spread else math.inf
+        each = min(max(slope, 0.0), min(t / n for n, t, _ in points))
+        return max(min(t - n * each for n, t, _ in points), 0.0), each
+
+
+def median(values: deque[float]) -> float:
+    """The lower one of two."""
+    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
