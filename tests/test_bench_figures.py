@@ -16,6 +16,7 @@ from foredraft.bench.rows import Row
 from foredraft.bench.store import Store
 from foredraft.bench.summary import KEYS, summarise
 from foredraft.bench.tables import View, tables
+from foredraft.bench.weights import label
 
 TRAFFIC = Traffic(packed=1_000_000, numbers=2_000_000, kv_numbers=1000)
 RATES = {
@@ -198,3 +199,8 @@ def test_a_row_that_ran_is_not_called_absent_later() -> None:
     found = {entry["name"]: entry for entry in latest_rows(made)}
     assert found[ROWS[0].name]["ran"]
     assert found[ROWS[2].name]["note"] == "no wheel"
+
+
+def test_files_of_a_bench_keep_the_whole_name_of_its_target() -> None:
+    assert label("qwen2.5-coder-1.5b") == "qwen2.5-coder-1.5b"
+    assert label("/models/my-model.v1.gguf") == "my-model.v1"

@@ -13,6 +13,7 @@ from foredraft.bench.figures import identity
 from foredraft.bench.rows import Row
 from foredraft.bench.store import Cell, Store
 from foredraft.bench.summary import summarise
+from foredraft.bench.weights import label
 from foredraft.bench.workloads import categories, prompts
 from foredraft.files import json_by_lines, replace_text
 from foredraft.machine import provenance
@@ -40,7 +41,7 @@ def collect(target: str, store: Store, bytes_of: Traffic, folder: Path | None) -
     cells = store.cells
     found = [Row(**row["row"]) for row in rows]
     bandwidth = max((value for run in runs for value in run["bandwidth"]), default=None)
-    summary = summarise(cells, found, bytes_of, bandwidth, _overhead(folder), categories())
+    summary = summarise(cells, found, bytes_of, bandwidth, _overhead(target, folder), categories())
     same = identity(cells, {row.name: row.baseline for row in found})
     data = {
         "provenance": provenance(measure=False),
@@ -57,7 +58,7 @@ def collect(target: str, store: Store, bytes_of: Traffic, folder: Path | None) -
         "workloads": _workloads(),
         "cells": [_cell_json(cell) for cell in cells],
     }
-    return Results(data, "speed" if target == DEFAULT_TARGET else f"speed-{Path(target).stem}")
+    return Results(data, "speed" if target == DEFAULT_TARGET else f"speed-{label(target)}")
 
 
 def latest_rows(entries: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -106,9 +107,9 @@ def _workloads() -> list[dict[str, str]]:
     return [{"id": p.id, "category": p.category, "source": p.source, "licence": p.licence} for p in prompts()]
 
 
-def _overhead(folder: Path | None) -> float | None:
-    """Median share of a step outside the passes, from the kept measurement of it."""
-    path = None if folder is None else folder / "benchmarks" / "results" / "overhead.json"
+def _overhead(target: str, folder: Path | None) -> float | None:
+    """Median share of a step outside the passes, from the kept measurement of it, which is of the default target."""
+    path = None if folder is None or target != DEFAULT_TARGET else folder / "benchmarks" / "results" / "overhead.json"
     if path is None or not path.exists():
         return None
     part = json.loads(path.read_text("utf-8"))["parts"].get("lookup, greedy")

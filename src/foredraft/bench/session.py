@@ -16,7 +16,7 @@ from foredraft.bench.results import Results, collect, write
 from foredraft.bench.rows import Row, Setting, all_rows, with_paths
 from foredraft.bench.runner import Bench, Show
 from foredraft.bench.store import Store
-from foredraft.bench.weights import gguf_path
+from foredraft.bench.weights import gguf_path, label
 from foredraft.bench.workloads import Prompt, long_prompt, prompts
 from foredraft.errors import ConfigError
 from foredraft.machine import cores, provenance, read_bandwidth
@@ -89,7 +89,7 @@ def chosen_preset(options: Options) -> Preset:
 
 def store_of(target: str, fresh: bool = False) -> Store:
     """The unfinished or finished cells of a target's bench on this machine."""
-    return Store(home() / "runs" / Path(target).stem / "cells.jsonl", fresh)
+    return Store(home() / "runs" / label(target) / "cells.jsonl", fresh)
 
 
 def install(engines: Sequence[str], show: Show) -> None:

@@ -24,6 +24,11 @@ def gguf_path(target: str) -> Path:
     return path
 
 
+def label(target: str) -> str:
+    """What files of a target's bench are called: its catalogue name, or its file's name."""
+    return Path(target).name.removesuffix(".gguf")
+
+
 def dense_folder(target: str, say: Callable[[str], None]) -> Path:
     """A transformers folder with the target's weights dequantised and rounded to bfloat16."""
     source = gguf_path(target)
