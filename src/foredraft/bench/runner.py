@@ -123,6 +123,7 @@ class Bench:
             self._ask(Task("warm-up", row.name, "", ("warm-up",), 24, 0.0, 0), [ids])
 
     def _note_absent(self, row: Row, reason: str) -> None:
+        reason = reason.replace(str(Path.home()), "~")  # results are published
         self.absent[row.name] = reason
         self.store.add("row", _facts(row, reason, False))
         self.show.line(f"{row.name}: not run: {reason}")
