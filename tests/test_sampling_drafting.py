@@ -8,6 +8,7 @@ import torch
 from foredraft.config import SamplingParams
 from foredraft.drafters.base import DraftSampler
 from foredraft.errors import DrafterError
+from foredraft.kernels import available
 from foredraft.sampling import Purpose, RequestNoise, RequestSampler, TokenLaw, draw, race
 
 V = 5
@@ -107,9 +108,17 @@ def test_broken_logits_of_some_tokens_are_the_drafters_fault(bad: float) -> None
         greedy.draw(logits[1], (), IDS)
 
 
-def test_only_what_changes_no_logits_is_the_likeliest() -> None:
-    assert sampler("exact", SamplingParams()).likeliest
-    assert not sampler("exact", SamplingParams(frequency_penalty=1.0)).likeliest
-    assert not sampler("exact", SamplingParams(logit_bias={1: 5.0})).likeliest
-    assert not sampler("block", SamplingParams(temperature=1.0)).likeliest
-    assert not sampler("coupled", SamplingParams(temperature=1.0)).likeliest
+def test_only_what_changes_no_logits_is_chosen_ahead() -> None:
+    greedy = sampler("exact", SamplingParams()).ahead(3)
+    assert greedy is not None
+    assert (greedy.count, greedy.controls) == (3, None)
+    assert sampler("exact", SamplingParams(frequency_penalty=1.0)).ahead(3) is None
+    assert sampler("exact", SamplingParams(logit_bias={1: 5.0})).ahead(3) is None
+    for rule in ("block", "coupled"):
+        drawn = sampler(rule, SamplingParams(temperature=1.0)).ahead(3)
+        if not available():
+            assert drawn is None
+            continue
+        assert drawn is not None
+        assert drawn.controls is not None
+        assert (drawn.uniforms is None) == (rule == "coupled")
