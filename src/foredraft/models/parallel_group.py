@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -62,6 +63,11 @@ class Group:
             options = ProcessGroupNCCL.Options()
             options._timeout = patience
             self._columns = ProcessGroupNCCL(columns, self.rank, self.size, options)
+
+    def disconnect(self) -> None:
+        """Ends the connections' threads while Python is whole: torn down with the interpreter they may abort it."""
+        self._orders = self._columns = None
+        gc.collect()
 
     def _gloo(self, store: distributed_c10d.Store, local: bool, timeout: timedelta) -> Any:
         if not local:

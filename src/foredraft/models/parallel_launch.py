@@ -161,6 +161,7 @@ def _leave(decoder: ParallelDecoder, meeting: Meeting) -> None:
     if decoder.group.lost is None and meeting.fate() is None:
         with contextlib.suppress(Exception):
             decoder.end()
+            decoder.group.disconnect()
     _stop(meeting.children, patience=3.0)
 
 
