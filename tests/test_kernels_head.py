@@ -370,6 +370,11 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     assert bare is not None
     with pytest.raises(ConfigError, match="embedding"):
         bare._head.draft([HeadRows([3], 0, 0, 0, cache, draws=Draws(2))], TAPS[:1], angles)
+    drawn = sampler("block", 1, 0).ahead(2)
+    with pytest.raises(ConfigError, match="branch: siblings are told of the likeliest"):
+        step.draft([HeadRows([3], 0, 0, 0, cache, draws=drawn)], TAPS[:1], angles, branch=3)
+    with pytest.raises(ConfigError, match="uniforms: 2 draws need as many"):
+        step.draft([HeadRows([3], 0, 0, 0, cache, draws=replace(drawn, uniforms=[0.5]))], TAPS[:1], angles)  # type: ignore[type-var]
 
 
 def test_heads_that_the_kernels_do_not_have_go_step_by_step() -> None:

@@ -107,9 +107,7 @@ class ChoiceDrafter(Drafter):
         )
         if own is not None:
             return own if own.seconds is not None else replace(own, seconds=costs.draft, setup=own.setup + costs.setup)
-        backlog = len(request.ids) - record.ended if record.ended else 0
-        reach = tuple(record.rate**j for j in range(1, limit + 1))
-        return Outlook(reach, costs.draft, costs.setup + costs.read * backlog, watched=False)
+        return costs.outlook(record, len(request.ids), limit)
 
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]

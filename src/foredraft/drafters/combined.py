@@ -126,6 +126,12 @@ class Costs:
     def read(self) -> float:
         return median(self._read)
 
+    def outlook(self, record: Record, length: int, limit: int) -> Outlook:
+        """What a drafter's record lets expect of drafts of up to ``limit`` tokens behind a text of ``length``."""
+        backlog = length - record.ended if record.ended else 0
+        reach = tuple(record.rate**j for j in range(1, limit + 1))
+        return Outlook(reach, self.draft, self.setup + self.read * backlog, watched=False)
+
 
 @dataclass(slots=True)
 class _State:
@@ -230,11 +236,7 @@ class CombinedDrafter(Drafter):
         """The part's own outlook, or what its record in this request lets expect."""
         part, record = self.parts[i], self._states[request.id].records[i]
         own = part.drafter.outlook(request, limit, price)
-        if own is not None:
-            return own
-        backlog = len(request.ids) - record.ended if record.ended else 0
-        reach = tuple(record.rate**j for j in range(1, limit + 1))
-        return Outlook(reach, part.costs.draft, part.costs.setup + part.costs.read * backlog, watched=False)
+        return own if own is not None else part.costs.outlook(record, len(request.ids), limit)
 
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]

@@ -14,6 +14,7 @@ from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
 from foredraft.drafters.eagle_checkpoint import check_target, embedded_head, load_head
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment, HeadState
 from foredraft.errors import DrafterError
+from foredraft.kernels.head_pass import HeadDraft
 from foredraft.kernels.law import Draws
 from foredraft.models.prefix import common_prefix
 from foredraft.types import NO_DRAFT, Draft, Verdict
@@ -188,15 +189,16 @@ class Eagle3Drafter(Drafter):
         plan = job.request.sampler.ahead(job.k)
         return plan if plan is not None and (plan.controls is None or self.head.draws) else None
 
-    def _chains(self, planned: Sequence[tuple[_Writing, Draws]]) -> None:
+    def _chains(self, planned: Sequence[tuple[_Writing, Draws]], branch: int = 1) -> list[HeadDraft]:
         """Drafts in one call; what gets no token is left as it was."""
-        drafts = self.head.draft([job.segment for job, _ in planned], [plan for _, plan in planned])
+        drafts = self.head.draft([job.segment for job, _ in planned], [plan for _, plan in planned], branch)
         for (job, _), draft in zip(planned, drafts, strict=True):
             if draft.tokens:
                 job.read()
                 job.tokens, job.q = draft.tokens, draft.laws
             else:
                 job.segment.state.drop()
+        return drafts
 
     def _draws(self, writing: list[_Writing]) -> None:
         """Drafts tokens drawn by each request's own sampler."""

@@ -25,6 +25,12 @@ class Outlook:
     setup: float = 0.0
     watched: bool = True
 
+    def drafting(self, tokens: int, setup: float, each: float) -> float:
+        """Seconds of drafting ``tokens >= 1``; ``setup`` and ``each`` are what the engine has measured."""
+        if self.seconds is None:
+            return self.setup + setup + tokens * each
+        return self.setup + tokens * self.seconds
+
 
 @dataclass(frozen=True, slots=True)
 class StepPrice:
@@ -44,9 +50,7 @@ class StepPrice:
 
     def drafting(self, outlook: Outlook, tokens: int) -> float:
         """Seconds of drafting ``tokens >= 1``."""
-        if outlook.seconds is not None:
-            return outlook.setup + tokens * outlook.seconds
-        return outlook.setup + self.draft_setup + tokens * self.draft_seconds
+        return outlook.drafting(tokens, self.draft_setup, self.draft_seconds)
 
     def best(self, outlook: Outlook) -> tuple[float, int]:
         """The highest speed that a draft promises over none, and its length; ``(1.0, 0)`` where none is faster."""

@@ -47,20 +47,15 @@ class EagleNodes(Eagle3Drafter):
     def spine(
         self, requests: Sequence[DraftRequest], depths: Sequence[int], branch: int
     ) -> list[Sequence[Children] | None]:
-        planned = []
-        for request, depth in zip(requests, depths, strict=True):
-            plan, job = request.sampler.ahead(depth), self._begin(request, depth)
-            if job is not None and plan is not None and plan.controls is None:
-                planned.append((job, plan))
-        found: dict[str, Sequence[Children]] = {}
-        if planned:
-            drafts = self.head.draft([job.segment for job, _ in planned], [plan for _, plan in planned], branch)
-            for (job, _), draft in zip(planned, drafts, strict=True):
-                if draft.tokens:
-                    job.read()
-                    found[job.request.id] = [possible(*level) for level in draft.siblings]
-                else:
-                    job.segment.state.drop()
+        jobs = [self._begin(request, depth) for request, depth in zip(requests, depths, strict=True)]
+        plans = [(job, plan) for job in jobs if job is not None and (plan := self._ahead(job)) is not None]
+        planned = [(job, plan) for job, plan in plans if plan.controls is None]
+        drafts = self._chains(planned, branch) if planned else []
+        found: dict[str, Sequence[Children]] = {
+            job.request.id: [possible(*level) for level in draft.siblings]
+            for (job, _), draft in zip(planned, drafts, strict=True)
+            if draft.tokens
+        }
         return [found.get(request.id) for request in requests]
 
     def behind(self, trees: Sequence[Growth], new: Sequence[int]) -> list[Tensor]:

@@ -66,6 +66,10 @@ class Acceptance:
             self.rejected = DECAY * self.rejected + (accepted < drafted)
 
 
+UNKNOWN = Outlook(())
+"""Of a drafter that says nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One request in the eyes of the controller; at most ``limit`` tokens may be drafted for it."""
@@ -88,9 +92,7 @@ class Candidate:
 
     def seconds(self, depth: int, line: tuple[float, float]) -> float:
         """Time to draft ``depth`` tokens."""
-        measured = self.outlook is None or self.outlook.seconds is None
-        setup = (0.0 if self.outlook is None else self.outlook.setup) + (line[0] if measured else 0.0)
-        return setup + depth * self.each(line)
+        return (self.outlook or UNKNOWN).drafting(depth, *line)
 
 
 class Controller:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 
-from foredraft.drafters.timing import DraftTimes
+from foredraft.drafters.timing import KEEP, DraftTimes, median
 
 LEVEL_WEIGHT = 0.25
 SHAPE_WEIGHT = 0.1
@@ -147,18 +148,17 @@ class DraftCosts:
         times: Of drafts by their length.
     """
 
-    KEEP = 9
     ENOUGH = 3
 
     def __init__(self) -> None:
         self.times = DraftTimes()
-        self._recent: list[float] = []
+        self._recent: deque[float] = deque(maxlen=KEEP)
         self._bound = (1, 0.0)  # the latest: tokens and seconds
         self._bounds = 0
 
     def observe(self, depth: int, seconds: float) -> None:
         """Takes in one draft of requests that were all drafted for in the step before."""
-        self._recent = [*self._recent[1 - self.KEEP :], seconds / depth]
+        self._recent.append(seconds / depth)
         self.times.observe(depth, seconds)
 
     def observe_bound(self, depth: int, seconds: float) -> None:
@@ -176,7 +176,7 @@ class DraftCosts:
         """A token's share of the latest drafts; None before drafting was measured."""
         bound = self._bound[1] / self._bound[0]
         if self._recent:
-            price = sorted(self._recent)[(len(self._recent) - 1) // 2]
+            price = median(self._recent)
             return min(price, bound) if self._bounds else price
         return bound if self._bounds > self.ENOUGH else None
 

@@ -191,25 +191,23 @@ class HeadPass:
         table = self.parts.table
         if table is None:
             raise ConfigError("a whole draft needs the target's embedding", field="table")
+        if branch > 1 and any(text.draws is not None and text.draws.controls is not None for text in texts):
+            raise ConfigError("siblings are told of the likeliest tokens only", field="branch")
         views, keep, drafted = self._texts(texts)
         laws: list[Tensor | None] = []
-        told: list[tuple[ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_float]]] = []
         for text, view in zip(texts, views, strict=True):
             drawn = text.draws is not None and text.draws.uniforms is not None
             laws.append(made := torch.empty(text.drafts, table.out_features) if drawn else None)
             view.laws = None if made is None else made.data_ptr()
-            n = text.drafts * branch if branch > 1 else 0
-            told.append(((ctypes.c_int64 * n)(), (ctypes.c_float * n)()))
-            view.branch = branch
-            view.siblings, view.weights = (ctypes.addressof(each) for each in told[-1])
+        told = [_ask_siblings(view, branch) for view in views] if branch > 1 else []
         self._run(texts, views, features, angles, None, threads, None, None)
         del keep
-        return [
-            HeadDraft(
-                out[: view.written], None if law is None else law[: view.written], _siblings(*known, branch, view)
-            )
-            for out, view, law, known in zip(drafted, views, laws, told, strict=True)
-        ]
+        tokens = [out[: view.written] for out, view in zip(drafted, views, strict=True)]
+        laws = [law if law is None else law[: len(own)] for law, own in zip(laws, tokens, strict=True)]
+        if not told:
+            return [HeadDraft(own, law) for own, law in zip(tokens, laws, strict=True)]
+        each = zip(tokens, laws, told, strict=True)
+        return [HeadDraft(own, law, _siblings(room, branch, len(own))) for own, law, room in each]
 
     def _run(
         self,
@@ -300,12 +298,21 @@ class HeadPass:
         return views, keep, drafted
 
 
-def _siblings(
-    ids: ctypes.Array[ctypes.c_int64], weights: ctypes.Array[ctypes.c_float], branch: int, view: CHeadText
-) -> list[tuple[list[int], list[float]]]:
-    if branch == 1:
-        return []
-    levels = [slice(branch * i, branch * i + branch) for i in range(view.written)]
+_Told = tuple["ctypes.Array[ctypes.c_int64]", "ctypes.Array[ctypes.c_float]"]
+
+
+def _ask_siblings(view: CHeadText, branch: int) -> _Told:
+    """Gives the library room for ids and probabilities of siblings."""
+    n = view.drafts * branch
+    ids, weights = (ctypes.c_int64 * n)(), (ctypes.c_float * n)()
+    view.branch, view.siblings, view.weights = branch, ctypes.addressof(ids), ctypes.addressof(weights)
+    return ids, weights
+
+
+def _siblings(told: _Told, branch: int, tokens: int) -> list[tuple[list[int], list[float]]]:
+    """Those of the first ``tokens`` tokens."""
+    ids, weights = told
+    levels = [slice(branch * i, branch * i + branch) for i in range(tokens)]
     return [(ids[level], weights[level]) for level in levels]
 
 
