@@ -44,6 +44,10 @@ class DraftSampler(Protocol):
     def sampled(self) -> bool:
         """Whether drawn tokens must be proposed, with their q: neither greedy nor coupled."""
 
+    @property
+    def likeliest(self) -> bool:
+        """Whether every draw is the likeliest token by the logits as they are, the lowest id on ties."""
+
     def ahead(self, count: int) -> Draws | None:
         """How :meth:`draw` would choose the next ``count >= 1`` tokens, for a drafter that can do so by itself.
 

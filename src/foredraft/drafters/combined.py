@@ -235,8 +235,11 @@ class CombinedDrafter(Drafter):
     def _prospect(self, i: int, request: DraftRequest, limit: int, price: StepPrice) -> Outlook:
         """The part's own outlook, or what its record in this request lets expect."""
         part, record = self.parts[i], self._states[request.id].records[i]
-        own = part.drafter.outlook(request, limit, price)
-        return own if own is not None else part.costs.outlook(record, len(request.ids), limit)
+        learnt = part.costs.outlook(record, len(request.ids), limit)
+        own = part.drafter.outlook(request, limit, replace(price, draft_seconds=learnt.seconds or 0.0, draft_setup=learnt.setup))
+        if own is None or own.seconds is not None:
+            return own or learnt
+        return replace(own, seconds=learnt.seconds, setup=own.setup + learnt.setup)
 
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
 from foredraft.drafters.eagle_checkpoint import check_target, embedded_head, load_head
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment, HeadState
+from foredraft.drafters.foresight import Foresight
+from foredraft.drafters.outlook import Outlook, StepPrice
 from foredraft.errors import DrafterError
 from foredraft.kernels.head_pass import HeadDraft
 from foredraft.kernels.law import Draws
@@ -34,11 +36,13 @@ class _Text:
         waiting: Hidden states ``[n, taps, target_hidden]`` of the latest committed positions, which the head has not
             read.
         rows: How many those are.
+        foresight: How drafts of likeliest tokens end, and fare.
     """
 
     state: HeadState | None = None
     waiting: list[Tensor] = field(default_factory=list)
     rows: int = 0
+    foresight: Foresight = field(default_factory=Foresight)
 
     def add(self, states: Tensor) -> None:
         self.waiting.append(states)
@@ -84,6 +88,7 @@ class _Writing:
     tokens: list[int] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)  # of q, while it is written token by token
     q: Tensor | None = None
+    chances: Sequence[float] = ()  # the head's probabilities of tokens that are its likeliest
 
     def read(self) -> None:
         """Keeps the rows of committed tokens."""
@@ -119,6 +124,10 @@ class Eagle3Drafter(Drafter):
         check_target(self.head.shape, context.target)
         self._keep = context.max_batch
 
+    def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook | None:
+        text = self._texts.get(request.id)
+        return text.foresight.outlook(limit, price) if text is not None and request.sampler.likeliest else None
+
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]
 
@@ -133,6 +142,8 @@ class Eagle3Drafter(Drafter):
         finally:
             for job in writing:
                 job.segment.state.drop()
+        for job in writing:
+            job.text.foresight.made(job.k, job.chances)
         return [NO_DRAFT if job is None else _draft(job) for job in jobs]
 
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
@@ -141,6 +152,7 @@ class Eagle3Drafter(Drafter):
         text.add(taps)
         if verdict is None:  # a chunk of the prompt: where it begins is known once the prompt's end is there
             return
+        text.foresight.verified(verdict.accepted)
         if text.state is None:
             text.state = self._start(request, len(request.ids) - 1 - text.rows)
 
@@ -187,6 +199,9 @@ class Eagle3Drafter(Drafter):
     def _ahead(self, job: _Writing) -> Draws | None:
         """How the head can choose this draft's tokens by itself."""
         plan = job.request.sampler.ahead(job.k)
+        if plan is not None and plan.controls is None:
+            foresight = job.text.foresight
+            plan = replace(plan, trust=foresight.trust, least=foresight.least)
         return plan if plan is not None and (plan.controls is None or self.head.draws) else None
 
     def _chains(self, planned: Sequence[tuple[_Writing, Draws]], branch: int = 1) -> list[HeadDraft]:
@@ -195,7 +210,7 @@ class Eagle3Drafter(Drafter):
         for (job, _), draft in zip(planned, drafts, strict=True):
             if draft.tokens:
                 job.read()
-                job.tokens, job.q = draft.tokens, draft.laws
+                job.tokens, job.q, job.chances = draft.tokens, draft.laws, draft.chances
             else:
                 job.segment.state.drop()
         return drafts

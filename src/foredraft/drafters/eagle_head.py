@@ -12,12 +12,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from foredraft.drafters.eagle_parts import HeadSegment, HeadShape, HeadState, HeadWeights
 from foredraft.drafters.eagle_step import CompiledStep, Table
+from foredraft.drafters.foresight import grade
 from foredraft.kernels.head_pass import HeadDraft
 from foredraft.kernels.law import Draws
 from foredraft.models.norm import RMSNorm
@@ -94,13 +96,15 @@ class EagleHead:
 
         Returns:
             For each segment up to ``count`` tokens, of those that the head can propose; fewer where logits are not
-            finite.
+            finite, or ``least`` ends the draft.
         """
         if self._compiled is not None and self._compiled.drafts:
             rows = sum(len(segment.tokens) for segment in segments)
             threads = 1 if rows <= ALONE else torch.get_num_threads()
             return self._compiled.draft(segments, draws, threads, branch)
         drafted: list[list[int]] = [[] for _ in segments]
+        chances: list[list[float]] = [[] for _ in segments]
+        sure = [1.0] * len(segments)
         own = [segment.state.pending + len(segment.tokens) for segment in segments]
         writing = list(enumerate(segments))
         while writing:
@@ -112,12 +116,15 @@ class EagleHead:
                 if not math.isfinite(row[best]):
                     continue
                 drafted[i].append(int(self.weights.token_ids[best]))
-                if len(drafted[i]) < draws[i].count:
+                if (trust := draws[i].trust) is not None:
+                    chances[i].append(1.0 / float(np.exp(row - row[best]).sum()))
+                    sure[i] *= trust[grade(chances[i][-1])]
+                if len(drafted[i]) < draws[i].count and sure[i] >= draws[i].least:
                     following.append((i, HeadSegment(segment.state, drafted[i][-1:], hidden[-1:])))
             writing = following
         for segment, pending in zip(segments, own, strict=True):
             segment.state.shorten(pending)
-        return [HeadDraft(tokens) for tokens in drafted]
+        return [HeadDraft(tokens, chances=each) for tokens, each in zip(drafted, chances, strict=True)]
 
     def _step(self, segments: Sequence[HeadSegment]) -> tuple[list[Tensor], list[Tensor]]:
         w, shape = self.weights, self.shape

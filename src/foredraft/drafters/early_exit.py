@@ -89,10 +89,7 @@ class EarlyExitDrafter(ModelDrafter):
         return Writing(request, slot, k, min(k, room), feed, [], LawRows(k))
 
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
-        """Nothing is kept between steps."""
-
-    def stop(self, request: DraftRequest) -> None:
-        """Nothing is kept between steps."""
+        self._learn(request, verdict)
 
 
 def _slot(request: DraftRequest) -> int:

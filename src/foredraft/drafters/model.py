@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
+from foredraft.drafters.foresight import Foresight, grade
+from foredraft.drafters.outlook import Outlook, StepPrice
 from foredraft.errors import CacheFullError, ConfigError, VocabularyMismatchError
 from foredraft.models.base import Segment, Target
 from foredraft.models.prefix import PrefixPool
@@ -79,7 +81,9 @@ class Writing:
     feed: list[int]
     tokens: list[int]
     rows: LawRows
-    sure: float = 1.0  # the model's probability of all that it has written
+    foresight: Foresight | None = None
+    chances: list[float] = field(default_factory=list)  # the model's probability of what it has written, if asked for
+    sure: float = 1.0  # of all of it together: by itself, or as foresight knows it
 
 
 class ModelDrafter(Drafter):
@@ -90,7 +94,8 @@ class ModelDrafter(Drafter):
         tokenizer: Its tokenizer, compared with the target's when an engine takes the drafter.
         doubt: Ends a draft once the model gives its tokens together less than probability ``1 - doubt`` (as in
             SpecDec++, Huang 2024, arXiv 2405.19715), where tokens may be dropped freely: requests that are greedy or
-            coupled. None always drafts what was asked for.
+            coupled. None ends drafts of likeliest tokens where, by measured costs, a further token would not pay
+            (:mod:`foredraft.drafters.foresight`), if their length is free.
 
     Raises:
         ConfigError: ``doubt`` is not between 0 and 1.
@@ -106,6 +111,7 @@ class ModelDrafter(Drafter):
         self.doubt = doubt
         self._width = model.vocab_size  # of the target's logits, once attached
         self._states: dict[str, State] = {}
+        self._foresights: dict[str, Foresight] = {}
         self._pool = PrefixPool(model.cache, keep=0)
 
     @classmethod
@@ -142,12 +148,19 @@ class ModelDrafter(Drafter):
         self._width = context.target.vocab_size
         self._pool.keep = context.max_batch
 
+    def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook | None:
+        if self.doubt is not None or not request.sampler.likeliest:
+            return None
+        return self._foresights.setdefault(request.id, Foresight()).outlook(limit, price)
+
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]
 
     def propose_batch(self, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:
         jobs = [self._begin(request, k) if k else None for request, k in zip(requests, ks, strict=True)]
         writing = [job for job in jobs if job is not None]
+        for job in writing:
+            job.foresight = self._foresights.get(job.request.id)
         while writing:
             try:
                 logits = self._read(writing)
@@ -158,7 +171,11 @@ class ModelDrafter(Drafter):
             for job, row in zip(writing, logits, strict=True):
                 self._write(job, row[0])
             writing = [job for job in writing if len(job.tokens) < job.k]
-        return [NO_DRAFT if job is None else self._finish(job) for job in jobs]
+        drafts = [NO_DRAFT if job is None else self._finish(job) for job in jobs]
+        for job, k, draft in zip(jobs, ks, drafts, strict=True):
+            if job is not None and job.foresight is not None:
+                job.foresight.made(k, job.chances[: draft.k])
+        return drafts
 
     def _read(self, writing: Sequence[Writing]) -> list[Tensor]:
         """One pass; the last row of each draft."""
@@ -199,10 +216,19 @@ class ModelDrafter(Drafter):
         job.feed = [token]
         if q is not None:
             job.rows.append(q)
-        elif self.doubt is not None:  # a sampled draft must not end by what it holds: see engine/controller.py
-            job.sure *= float(torch.exp(logits[token].float() - logits.float().logsumexp(-1)))
-            if 1 - job.sure > self.doubt:
+        elif self.doubt is not None or job.foresight is not None:
+            # a sampled draft must not end by what it holds: see engine/controller.py
+            job.chances.append(float(torch.exp(logits[token].float() - logits.float().logsumexp(-1))))
+            if self._doubtful(job, job.chances[-1]):
                 job.k = len(job.tokens)
+
+    def _doubtful(self, job: Writing, chance: float) -> bool:
+        """Whether the draft should end with the token to which the model gives the probability ``chance``."""
+        if job.foresight is None:
+            job.sure *= chance
+            return self.doubt is not None and 1 - job.sure > self.doubt
+        job.sure *= job.foresight.trust[grade(chance)]
+        return job.sure < job.foresight.least
 
     def _begin(self, request: DraftRequest, k: int) -> Writing | None:
         """Prepares to draft: what the cache has not read yet is fed first. None where the context is full."""
@@ -226,8 +252,14 @@ class ModelDrafter(Drafter):
         if state is not None and verdict is not None:
             state.valid = state.base + verdict.accepted
             self._drop_rejected(state)
+        self._learn(request, verdict)
+
+    def _learn(self, request: DraftRequest, verdict: Verdict | None) -> None:
+        if verdict is not None and request.id in self._foresights:
+            self._foresights[request.id].verified(verdict.accepted)
 
     def stop(self, request: DraftRequest) -> None:
+        self._foresights.pop(request.id, None)
         if request.id in self._states:
             ids = self._context(request)
             state = self._states.pop(request.id)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foredraft.drafters.base import DrafterContext, DraftRequest
 from foredraft.drafters.model import ModelDrafter, Writing
+from foredraft.drafters.outlook import Outlook, StepPrice
 from foredraft.drafters.vocabulary_map import VocabularyMap, map_vocabularies
 from foredraft.drafters.vocabulary_recode import Recoder
 from foredraft.drafters.vocabulary_text import tokens_after
@@ -115,6 +116,10 @@ class VocabularyDrafter(ModelDrafter):
             raise VocabularyMismatchError(
                 "the vocabularies share no token", field="drafter vocabulary", remedy="use the method text"
             )
+
+    def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook | None:
+        """None: what is accepted are the target's tokens, whose probabilities the model does not know."""
+        return None
 
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
         """What was accepted is found by comparing ids: the text may be encoded otherwise than it was drafted."""

@@ -90,9 +90,14 @@ class Candidate:
         """Time to draft one token: as measured, ``line`` (:attr:`DraftCosts.line`), unless the drafter knows better."""
         return line[1] if self.outlook is None or self.outlook.seconds is None else self.outlook.seconds
 
-    def seconds(self, depth: int, line: tuple[float, float]) -> float:
-        """Time to draft ``depth`` tokens."""
-        return (self.outlook or UNKNOWN).drafting(depth, *line)
+    def share(self, token: int) -> float:
+        """Probability that the ``token``-th token asked for is drafted."""
+        return (self.outlook or UNKNOWN).share(token)
+
+    def seconds(self, asked: int, line: tuple[float, float]) -> float:
+        """Time of drafting if ``asked`` tokens are asked for."""
+        outlook = self.outlook or UNKNOWN
+        return outlook.drafting(outlook.rows(asked), *line)
 
 
 class Controller:
@@ -154,15 +159,15 @@ class Controller:
     ) -> tuple[float, list[tuple[float, int, int]]]:
         """The likeliest tokens of the ``served`` candidates, as many as give the highest speed, if above ``best``."""
         tokens = sorted(((gain, -j, i) for i in served for j, gain in enumerate(candidates[i].reach, 1)), reverse=True)
-        expected, best_n = float(len(candidates)), 0
+        expected, rows, best_n = float(len(candidates)), float(base_rows), 0
         drafting: dict[float, float] = {}  # by price: drafters of different prices draft one after the other
         # costs beyond the largest measured pass are guesses: go there by doubling, so that a wrong guess is cheap
         reach = 2 * max(self.passes.largest, base_rows) - base_rows
         for n, (gain, minus_j, i) in enumerate(tokens[:reach], 1):
-            expected += gain
+            expected, rows = expected + gain, rows + candidates[i].share(-minus_j)
             price = candidates[i].each(line)
             drafting[price] = max(drafting.get(price, 0.0), candidates[i].seconds(-minus_j, line))
-            cost = self.passes.estimate(base_rows + n)
+            cost = self.passes.estimate(rows)
             assert cost is not None
             rate = expected / (cost + sum(drafting.values()))
             if rate > best:
@@ -206,7 +211,7 @@ class Controller:
     def price(self, base_rows: int, requests: int) -> StepPrice:
         """What the step to come costs; where nothing was measured yet, as if drafted rows were free."""
 
-        def seconds(n: int) -> float:
+        def seconds(n: float) -> float:
             return self.passes.estimate(base_rows + n) or 1.0
 
         setup, each = self.drafts.line

@@ -102,8 +102,8 @@ class PassCosts:
                 self.shape[n] = min(self.shape[n], max(self.shape[n] * DOUBT, floor))
             floor = max(floor, self.shape[n])
 
-    def estimate(self, rows: int) -> float | None:
-        """Seconds of a pass of ``rows`` rows; None before any pass was measured.
+    def estimate(self, rows: float) -> float | None:
+        """Seconds of a pass of ``rows`` rows, a mean perhaps; None before any pass was measured.
 
         Measured cost over prior is linear between measured row counts; beyond them it follows the last slope,
         unless that falls. A pass of more rows that was measured cheaper caps the estimate, so that one disturbed

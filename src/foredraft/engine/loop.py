@@ -172,7 +172,7 @@ class Loop:
         request, limit, outlook = work.request, self._limit(work), None
         if limit:
             try:
-                outlook = drafter.outlook(request, limit, price)
+                outlook = drafter.outlook(request, limit, price if request.speculation.k == "auto" else replace(price, elastic=False))
             except Exception as error:
                 self._dismiss(work, error)
                 limit = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -95,11 +95,13 @@ class HeadDraft:
         laws: ``[n, V]`` float32 that they were drawn from; None for those that were not drawn.
         siblings: For each token the ``branch`` likeliest in its place, itself first, and their probabilities; only if
             more than one was asked for.
+        chances: The head's probability of each token, where likeliest ones were asked for that end early.
     """
 
     tokens: list[int]
     laws: Tensor | None = None
     siblings: Sequence[tuple[list[int], list[float]]] = ()
+    chances: Sequence[float] = ()
 
 
 class HeadPass:
@@ -185,7 +187,7 @@ class HeadPass:
             branch: Siblings to tell of each token that is the likeliest, itself counted.
 
         Returns:
-            For each text up to ``drafts`` tokens. A draft ends before the first token whose logits hold NaN or no
+            For each text up to ``drafts`` tokens, ended early as its draws say. A draft ends before the first token whose logits hold NaN or no
             finite largest number, or for which the reference must be asked (:func:`foredraft.kernels.law.law`).
         """
         table = self.parts.table
@@ -200,14 +202,20 @@ class HeadPass:
             laws.append(made := torch.empty(text.drafts, table.out_features) if drawn else None)
             view.laws = None if made is None else made.data_ptr()
         told = [_ask_siblings(view, branch) for view in views] if branch > 1 else []
+        chances = [_ask_chances(view, text.draws) for text, view in zip(texts, views, strict=True)]
         self._run(texts, views, features, angles, None, threads, None, None)
         del keep
         tokens = [out[: view.written] for out, view in zip(drafted, views, strict=True)]
         laws = [law if law is None else law[: len(own)] for law, own in zip(laws, tokens, strict=True)]
+        drafts = [
+            HeadDraft(own, law, chances=sure[: len(own)]) for own, law, sure in zip(tokens, laws, chances, strict=True)
+        ]
         if not told:
-            return [HeadDraft(own, law) for own, law in zip(tokens, laws, strict=True)]
-        each = zip(tokens, laws, told, strict=True)
-        return [HeadDraft(own, law, _siblings(room, branch, len(own))) for own, law, room in each]
+            return drafts
+        return [
+            replace(draft, siblings=_siblings(room, branch, len(draft.tokens)))
+            for draft, room in zip(drafts, told, strict=True)
+        ]
 
     def _run(
         self,
@@ -296,6 +304,15 @@ class HeadPass:
             if text.draws is not None and text.draws.controls is not None:
                 keep.append(_chosen(view, text.draws))
         return views, keep, drafted
+
+
+def _ask_chances(view: CHeadText, draws: Draws | None) -> Sequence[float]:
+    """Lets a draft of likeliest tokens end early; gives the library room for their probabilities."""
+    if draws is None or draws.trust is None or draws.controls is not None:
+        return ()
+    out = (ctypes.c_double * draws.count)()
+    view.least, view.chances, view.trust = draws.least, ctypes.addressof(out), draws.trust.buffer_info()[0]
+    return out
 
 
 _Told = tuple["ctypes.Array[ctypes.c_int64]", "ctypes.Array[ctypes.c_float]"]

@@ -7,6 +7,7 @@ kernels. Each function takes float32 or float64 rows on the CPU that lie one aft
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from ctypes import Array, byref, c_double, c_int64, c_void_p
 from dataclasses import dataclass
@@ -59,6 +60,9 @@ class Draws:
             wanted. None runs the races of the coupled rule.
         seed: Of the races' noise.
         position: Where the first of the tokens stands, for which there is noise.
+        trust: Where the likeliest are taken, the chance of each to be accepted behind those before it, by ten classes of
+            the drafter's probability of it; None drafts as many as were asked for.
+        least: With ``trust``, a draft ends with the token that makes the chance of all its tokens less than this.
     """
 
     count: int
@@ -66,6 +70,8 @@ class Draws:
     uniforms: Sequence[float] | None = None
     seed: int = 0
     position: int = 0
+    trust: array[float] | None = None
+    least: float = 0.0
 
 
 def law(controls: Controls, logits: Tensor, paths: Sequence[Sequence[int]] | None) -> Tensor | None:

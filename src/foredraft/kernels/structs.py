@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_uint64, c_void_p
 
 
 class CMatrix(Structure):
@@ -88,6 +88,7 @@ class CHeadText(Structure):
             (name, c_int64)
             for name in ("rows", "committed", "pending", "position", "capacity", "logits_from", "drafts")
         ),
+        ("least", c_double),
         ("cache", c_void_p),
         ("parents", c_void_p),
         ("drafted", c_void_p),
@@ -100,6 +101,9 @@ class CHeadText(Structure):
         ("branch", c_int64),
         ("siblings", c_void_p),
         ("weights", c_void_p),
+        ("chances", c_void_p),
+        ("trust", c_void_p),
+        ("sure", c_double),
     ]
 
 

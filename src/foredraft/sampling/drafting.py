@@ -58,7 +58,7 @@ class RequestSampler:
 
         None if it must be asked for each token.
         """
-        if self._likeliest:
+        if self.likeliest:
             return Draws(count)
         controls = self._law.alone
         if controls is None or self._rule == "exact":
@@ -68,7 +68,7 @@ class RequestSampler:
         return Draws(count, controls, self._noise.uniforms(Purpose.DRAFT, self.anchor, self.anchor, count))
 
     @property
-    def _likeliest(self) -> bool:
+    def likeliest(self) -> bool:
         """Whether every draw is the likeliest token by the logits as they are, the lowest id on ties."""
         return self._rule == "exact" and self._law.plain
 
@@ -91,7 +91,7 @@ class RequestSampler:
             DrafterError: The logits are not ``[n, V]``, hold NaN or +inf, or leave no token.
         """
         self._check(logits, (len(paths),), ids)
-        if ids is not None and self._likeliest:
+        if ids is not None and self.likeliest:
             return self._best(logits, counts, ids.numpy())
         logits = logits if ids is None else self._wide(logits, ids)
         try:

@@ -287,6 +287,15 @@ class Worker : Crew {
         for (long i = 0; i < t.branch; ++i) values[i] = ids[i] < 0 ? 0.0f : k.weight(values[i], top, 1.0f) * by;
     }
 
+    // Whether what was drafted is likely enough for a draft of likeliest tokens to go on.
+    bool sure_enough(HeadText& t, const float* logits, float top) const {
+        if (t.controls || !t.chances) return true;
+        const double chance = 1.0 / rows(isa_).weigh(logits, m_.vocab, top, 1.0f, nullptr);
+        t.chances[t.written - 1] = chance;
+        t.sure *= t.trust[std::min(static_cast<int>(10 * chance), 9)];
+        return t.sure >= t.least;
+    }
+
     // The noise of a position belongs to the target's tokens, so these run.
     long race(const HeadText& t, const float* p) {
         const long n = m_.vocab, all = m_.table.out;
@@ -314,7 +323,7 @@ class Worker : Crew {
             if (best < 0) continue;
             if (t.branch > 1) tell_siblings(t, row, row[best]);
             const int64_t token = t.drafted[t.written++] = m_.token_ids[best];
-            if (t.written == t.drafts) continue;
+            if (!sure_enough(t, row, row[best]) || t.written == t.drafts) continue;
             std::copy_n(x(last), m_.hidden, feature(static_cast<long>(kept)));
             w_.tokens[kept] = token;
             Part& to = w_.parts[kept++] = p;
@@ -343,6 +352,7 @@ void fd_head(const Head* m, HeadStep* step) {
     w.parts.clear();
     for (HeadText* t = s.text; t < s.text + s.texts; ++t) {
         t->written = 0;
+        t->sure = 1;
         w.parts.push_back({t, {0, t->pending + t->rows, t->committed, t->capacity, t->cache, t->parents}, 0, t->pending, 0});
         drafts = std::max<long>(drafts, t->drafts);
         wanted += t->rows - t->logits_from;
