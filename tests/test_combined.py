@@ -10,7 +10,7 @@ from rig import V, chain, model, oracle, plain
 
 from foredraft import Engine, SamplingParams
 from foredraft.drafters import CombinedDrafter, Drafter, LookupDrafter, ModelDrafter, SuffixDrafter
-from foredraft.drafters.combined import Costs, Record
+from foredraft.drafters.part import Costs, Record
 from foredraft.errors import ConfigError
 from foredraft.testing import ScriptedDrafter, TableModel
 

@@ -70,7 +70,7 @@ class Attention:
         places = [start + depth for rows, start, parents in parts for depth in depths(rows, parents)]
         if isa is not None:
             self.run._isa = isa
-        _, taps = self.run(
+        _, taps, _ = self.run(
             torch.cat(list(tokens)), torch.tensor(places), self.angles, segments, torch.tensor([0]), (1,)
         )
         return list(torch.split(taps[:, 0], [part[0] for part in parts]))
@@ -175,7 +175,8 @@ def test_norms_gates_and_caps_of_odd_widths(hidden: int, inner: int, vocab: int,
         run._isa = isa
         cache = torch.zeros(1, 2, 1, 9, hidden)
         results.append(run(tokens, tokens, [(angles.cos(), angles.sin())], [PassSegment(9, 0, cache)], tokens, (1,)))
-    for logits, taps in results:
+    for logits, taps, likeliest in results:
         assert torch.equal(logits, results[0][0])
+        assert likeliest == results[0][2]
         assert torch.equal(taps, results[0][1])
     assert results[0][0].std() > 0.5

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+from array import array
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import eagle_support as support
@@ -16,9 +19,10 @@ from foredraft.drafters.eagle_checkpoint import build_head
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment, HeadState
 from foredraft.drafters.eagle_parts import HeadShape
 from foredraft.drafters.eagle_step import CompiledStep
+from foredraft.drafters.foresight import grade
 from foredraft.errors import ConfigError
 from foredraft.kernels import PackedLinear, available
-from foredraft.kernels.head_pass import HeadRows
+from foredraft.kernels.head_pass import HeadDraft, HeadRows
 from foredraft.kernels.law import Draws
 from foredraft.kernels.race import race
 from foredraft.models.rope import make_rope
@@ -215,6 +219,39 @@ def test_a_draft_is_its_steps_one_after_another(bits: int, table: bool) -> None:
             assert token == int(head.weights.token_ids[int(logits[-1].argmax())]), i
             segment = HeadSegment(segment.state, [token], hidden[-1:])
     assert len({token for tokens in drafted for token in tokens}) > 3
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_draft_ends_with_the_token_that_makes_it_unlikely(compiled: bool) -> None:
+    """By the trust in tokens of each class of probability, not by the probabilities; each text for itself."""
+    head = make() if compiled else by_torch(make())
+    trust = array("d", [0.9, 0.8, 0.99, 0.7, 0.95, 0.6, 0.97, 0.98, 0.5, 1.0])
+    states = [read(head, 20), read(head, 7)]
+    segments = [HeadSegment(states[0], TOKENS[20:21], TAPS[20:21]), HeadSegment(states[1], TOKENS[7:8], TAPS[7:8])]
+
+    def drafts(*least: float) -> list[HeadDraft]:
+        found = head.draft(segments, [Draws(9, trust=trust, least=each) for each in least])
+        for state in states:
+            state.drop()
+        return found
+
+    whole = drafts(0.0, 0.0)
+    assert [len(draft.tokens) for draft in whole] == [9, 9]
+    for segment, draft in zip(segments, whole, strict=True):
+        for token, chance in zip(draft.tokens, draft.chances, strict=True):
+            [logits], [hidden] = head.step([segment])
+            assert chance == pytest.approx(float(logits[-1].softmax(-1).max()), rel=1e-5)
+            segment = HeadSegment(segment.state, [token], hidden[-1:])
+        segment.state.drop()
+    reach = [list(accumulate((trust[grade(chance)] for chance in draft.chances), operator.mul)) for draft in whole]
+    assert len({grade(chance) for draft in whole for chance in draft.chances}) > 1
+    for least in ((0.85, 0.5), (0.3, 0.999), (0.5, 0.5), (0.0, 0.7)):
+        ended = drafts(*least)
+        for early, draft, known, bound in zip(ended, whole, reach, least, strict=True):
+            n = next((i for i, chance in enumerate(known, 1) if chance < bound), len(known))
+            assert (early.tokens, list(early.chances)) == (draft.tokens[:n], list(draft.chances[:n]))
+    states[0].commit(0)
+    assert drafts(1.0, 1.0)[0].tokens == whole[0].tokens[: 1 + (reach[0][0] == 1.0)]
 
 
 def test_a_draft_tells_the_likeliest_siblings_of_its_tokens() -> None:

@@ -136,6 +136,27 @@ def test_taps_and_chosen_logits(tmp_path: Path) -> None:
     close(ours.embed(torch.tensor(tokens)), plain.embed(torch.tensor(tokens)))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_pass_tells_the_likeliest_token_of_each_row(threads: int, tmp_path: Path) -> None:
+    """The first of equals; none where a logit is no number."""
+    _, ours = fuse("gemma2", tmp_path)  # caps its logits
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for isa in range(ours._pass._isa + 1):
+            ours._pass._isa = isa
+            segments = [Segment(ours.cache.allocate(), random_tokens(n), n // 2) for n in (9, 4)]
+            output = ours.forward(segments)
+            assert [len(each) for each in output.likeliest] == [5, 2]
+            assert output.likeliest == [logits.argmax(-1).tolist() for logits in output.logits]
+        for weight, expected in ((0.0, 0), (float("nan"), -1)):
+            ours.final_norm.weight.fill_(weight)
+            output = ours.forward([Segment(ours.cache.allocate(), random_tokens(3))])
+            assert output.likeliest == [[expected] * 3]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_cannot_be_fused_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="mixture-of-experts"):
         fuse("mixtral", tmp_path / "moe")

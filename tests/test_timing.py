@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foredraft.config import SpeculationConfig
-from foredraft.drafters.timing import DraftTimes
+from foredraft.drafters.timing import DraftTimes, Team
 from foredraft.engine.controller import Acceptance, Candidate, Controller
 
 
@@ -20,6 +20,29 @@ def learnt(*drafts: tuple[int, float]) -> tuple[float, float]:
 def test_nothing_costs_nothing_and_one_length_has_no_beginning() -> None:
     assert learnt() == (0.0, 0.0)
     assert learnt((4, 2.0), (4, 9.0), (4, 2.0)) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize("quicker", [1, 4])
+def test_the_quicker_team_runs_and_the_other_is_tried_again(quicker: int) -> None:
+    now, calls = [0.0], list[int]()
+    team = Team(clock=lambda: now[0])
+
+    def call(threads: int) -> str:
+        calls.append(threads)
+        now[0] += 1.0 if threads == quicker else 2.0
+        return "drafted"
+
+    assert {team.run(4, call, len) for _ in range(320)} == {"drafted"}
+    assert calls[:4] == [4, 1, 4, 1]
+    assert calls[10:].count(quicker) >= 300
+    assert calls[10:].count(5 - quicker) >= 9
+    quicker, calls = 5 - quicker, []  # another program comes or goes
+    for _ in range(640):
+        team.run(4, call, len)
+    assert calls[-200:].count(quicker) >= 190
+    calls.clear()
+    team.run(1, call, len)
+    assert calls == [1]
 
 
 def test_two_lengths_show_the_beginning() -> None:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from foredraft import Engine, SamplingParams
 from foredraft.drafters.eagle import Eagle3Drafter
-from foredraft.drafters.eagle_checkpoint import build_head
+from foredraft.drafters.eagle_checkpoint import build_head, packed_product
 from foredraft.errors import ConfigError
+from foredraft.kernels import PackedLinear, available
 from foredraft.models.base import Segment
 from foredraft.models.decoder import Decoder
 from foredraft.models.loading import load_model
@@ -279,3 +280,40 @@ def test_the_rollout_grows_but_is_whole_when_a_trained_head_goes_on(target: Deco
     assert [watch(more, step) for step in (0, 4, 8)] == [3, 3, 3]
     for name, value in new.weights().items():
         assert torch.allclose(value, more.weights()[name], rtol=1e-5)
+
+
+@pytest.mark.skipif(not available(), reason="needs the compiled kernels, which do the rounding")
+def test_training_rounds_as_drafting_does() -> None:
+    """Weight by weight, and again after a step of the optimiser; gradients are those of the weights themselves."""
+    shape = support.shape(hidden=32, target_hidden=32, intermediate=64, heads=4, kv_heads=4, head_dim=8)
+    net = EagleNet(shape, torch.rand(3 * 32) + 0.5, rounded=True)
+    plain = EagleNet(shape, net.tap_scale)
+    plain.load_state_dict(net.state_dict())
+    taps, embeddings = torch.randn(8, 3, 32), torch.randn(8, 32)
+    for _ in range(2):
+        for name, value in net.state().items():
+            short = name.removesuffix(".weight")
+            if value.dim() == 2:
+                packed = packed_product(value, 4)
+                assert isinstance(packed, PackedLinear)
+                scale = net.tap_scale if short == "fc" else 1.0
+                rows = packed.rows(torch.arange(value.shape[0])) * scale
+                assert torch.allclose(rows, net._weight(short), atol=1e-6), name
+                assert not torch.equal(value * scale, net._weight(short)), name
+        loss = torch.cat(net(taps, embeddings, 0, 2)).square().mean()
+        loss.backward()
+        assert all(float(parameter.grad.abs().max()) > 0 for parameter in net.parameters())  # type: ignore[union-attr]
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+    assert not torch.equal(net(taps, embeddings, 0, 1)[0], plain(taps, embeddings, 0, 1)[0])
+
+
+def test_a_run_with_rounded_weights_learns(target: Decoder, data: Path, tmp_path: Path) -> None:
+    run = trainer(target, data, tmp_path, steps=40, rollout=2, lr=1e-2, round_weights=True)
+    assert isinstance(run.task, Eagle3Task)
+    assert run.task.net.rounded
+    assert run.task.shape.hidden % 32 == 0
+    history = run.run()
+    assert history[-1].loss < history[0].loss

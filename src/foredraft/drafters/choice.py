@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from torch import Tensor
 
 from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
-from foredraft.drafters.combined import Costs, Record
 from foredraft.drafters.outlook import Outlook, StepPrice
+from foredraft.drafters.part import Part, Record, all_taps
 from foredraft.drafters.registry import create
 from foredraft.errors import ConfigError
 from foredraft.types import NO_DRAFT, Draft, Verdict
@@ -38,19 +38,10 @@ class ChoosingRequest(DraftRequest, Protocol):
 
 
 @dataclass(slots=True)
-class _Part:
-    """One of the drafters; ``columns`` are its taps among all that are wanted."""
-
-    drafter: Drafter
-    costs: Costs = field(default_factory=Costs)
-    columns: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Served:
     """One request: its drafter, how that did so far, and the length of the draft under way."""
 
-    part: _Part
+    part: Part
     record: Record = field(default_factory=Record)
     drafted: int = 0
 
@@ -78,20 +69,14 @@ class ChoiceDrafter(Drafter):
             if isinstance(drafter, ChoiceDrafter):
                 raise ConfigError("a choice holds another choice", field="drafter", remedy="name all side by side")
         self.drafters = dict(drafters)
-        self.clock = clock
-        self._parts = {name: _Part(drafter) for name, drafter in self.drafters.items()}
+        self._parts = {name: Part(drafter, clock=clock) for name, drafter in self.drafters.items()}
         self._served: dict[str, _Served] = {}
-        self._collect_taps()
+        self.taps = all_taps(list(self._parts.values()))
 
     def attach(self, context: DrafterContext) -> None:
         for drafter in self.drafters.values():
             drafter.attach(context)
-        self._collect_taps()
-
-    def _collect_taps(self) -> None:
-        self.taps = tuple(sorted({tap for part in self._parts.values() for tap in part.drafter.taps}))
-        for part in self._parts.values():
-            part.columns = [self.taps.index(tap) for tap in part.drafter.taps]
+        self.taps = all_taps(list(self._parts.values()))
 
     def start(self, request: DraftRequest) -> None:
         part = self._parts[cast("ChoosingRequest", request).drafter]
@@ -99,15 +84,9 @@ class ChoiceDrafter(Drafter):
         self._served[request.id] = _Served(part)
 
     def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook:
-        """The drafter's own outlook at its own price; of one that has none, what its record lets expect."""
+        """That of the request's own drafter."""
         served = self._served[request.id]
-        record, costs = served.record, served.part.costs
-        own = served.part.drafter.outlook(
-            request, limit, replace(price, draft_seconds=costs.draft, draft_setup=costs.setup)
-        )
-        if own is not None:
-            return own if own.seconds is not None else replace(own, seconds=costs.draft, setup=own.setup + costs.setup)
-        return costs.outlook(record, len(request.ids), limit)
+        return served.part.outlook(request, served.record, limit, price)
 
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]
@@ -123,23 +102,10 @@ class ChoiceDrafter(Drafter):
                 groups.setdefault(id(served.part), []).append(n)
         for members in groups.values():
             asked = [requests[n] for n in members]
-            for n, draft in zip(members, self._draft(asked, [ks[n] for n in members]), strict=True):
-                drafts[n] = draft
-                self._served[requests[n].id].drafted = draft.k
-        return drafts
-
-    def _draft(self, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:
-        """Lets one drafter draft, and measures what it takes."""
-        part = self._served[requests[0].id].part
-        records = [self._served[request.id].record for request in requests]
-        backlog = sum(len(request.ids) - record.ended for request, record in zip(requests, records, strict=True))
-        started = self.clock()
-        drafts = part.drafter.propose_batch(requests, ks)
-        depth = max((draft.k for draft in drafts), default=0)
-        if depth:
-            part.costs.observe(depth, backlog, self.clock() - started)
-        for request, record in zip(requests, records, strict=True):
-            record.ended = len(request.ids)
+            of_part = [self._served[request.id] for request in asked]
+            made = of_part[0].part.propose(asked, [one.record for one in of_part], [ks[n] for n in members])
+            for n, one, draft in zip(members, of_part, made, strict=True):
+                drafts[n], one.drafted = draft, draft.k
         return drafts
 
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
@@ -148,8 +114,7 @@ class ChoiceDrafter(Drafter):
         if verdict is not None and drafted:
             served.record.update(drafted, verdict.accepted)
             served.record.ended = len(request.ids)
-        columns = served.part.columns
-        served.part.drafter.observe(request, verdict, taps[:, columns] if taps is not None and columns else None)
+        served.part.drafter.observe(request, verdict, served.part.taken(taps))
 
     def stop(self, request: DraftRequest) -> None:
         served = self._served.pop(request.id, None)

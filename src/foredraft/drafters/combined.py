@@ -21,12 +21,10 @@ The choice looks at the past only, so it cannot bend the law.
 
 from __future__ import annotations
 
-import math
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 from torch import Tensor
@@ -34,103 +32,16 @@ from torch import Tensor
 from foredraft.drafters import registry
 from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
 from foredraft.drafters.outlook import FREE, Outlook, StepPrice
-from foredraft.drafters.timing import DraftTimes, median
+from foredraft.drafters.part import Part, Record, all_taps
 from foredraft.errors import ConfigError
 from foredraft.types import NO_DRAFT, Draft, Verdict
 
-PRIOR_RATE = 0.7
-PRIOR_WEIGHT = 2.0
-DECAY = 0.93  # of the rate that draft lengths follow: as the engine's for a drafter alone
-MEMORY = 0.99  # of speeds, a drafted step
-HOPE = 0.5
 STAY = 3
 TRIAL = 2  # tokens of a draft that is only tried
 MARGIN = 1.02  # the engine drafts for more than this
-RECENT = 9
-ENOUGH = 3
-
-
-@dataclass(slots=True)
-class Record:
-    """Acceptance of one drafter in one request.
-
-    Attributes:
-        accepted: Tokens of its latest drafts that were accepted, and
-        rejected: drafts of which one was not.
-        ended: Length of the text after its latest step; what was written since it has yet to read.
-        tokens: What its steps wrote, in tokens of plain steps, and
-        seconds: what they took, in seconds of plain steps.
-    """
-
-    accepted: float = 0.0
-    rejected: float = 0.0
-    ended: int = 0
-    tokens: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        seen = self.accepted + self.rejected
-        return (PRIOR_RATE * PRIOR_WEIGHT + self.accepted) / (PRIOR_WEIGHT + seen)
-
-    def promise(self, expected: Callable[[], float]) -> float:
-        """Speed over plain decoding that its next step may well have; ``expected()`` before it has drafted."""
-        if not self.seconds:
-            self.tokens, self.seconds = PRIOR_WEIGHT * expected(), PRIOR_WEIGHT
-        return self.tokens / self.seconds * (1 + HOPE / math.sqrt(self.seconds))
-
-    def fade(self) -> None:
-        """Believes its speed a little less."""
-        self.tokens *= MEMORY
-        self.seconds *= MEMORY
-
-    def update(self, drafted: int, accepted: int) -> None:
-        if drafted:
-            self.accepted = DECAY * self.accepted + accepted
-            self.rejected = DECAY * self.rejected + (accepted < drafted)
 
 
 NOTHING = Outlook(())
-
-
-class Costs:
-    """Seconds of a drafter, and of reading a token that others wrote, from the latest measurements."""
-
-    def __init__(self) -> None:
-        self._drafts = DraftTimes()
-        self._first: deque[float] = deque(maxlen=RECENT)  # a token of drafts that had to read first: a bound
-        self._read: deque[float] = deque(maxlen=RECENT)
-
-    def observe(self, depth: int, backlog: int, seconds: float) -> None:
-        """Takes in one draft of ``depth`` tokens before which ``backlog`` had to be read."""
-        if backlog <= 0:
-            self._drafts.observe(depth, seconds)
-            return
-        self._first.append(seconds / depth)
-        if self._drafts:  # else nobody knows which part of it was reading
-            self._read.append(max(seconds - self.setup - depth * self.draft, 0.0) / backlog)
-
-    @property
-    def draft(self) -> float:
-        """Of one token; 0.0 before anything is known, so that it is tried."""
-        if self._drafts:
-            return self._drafts.each
-        return min(self._first) if len(self._first) >= ENOUGH else 0.0
-
-    @property
-    def setup(self) -> float:
-        """Before the first token."""
-        return self._drafts.setup
-
-    @property
-    def read(self) -> float:
-        return median(self._read)
-
-    def outlook(self, record: Record, length: int, limit: int) -> Outlook:
-        """What a drafter's record lets expect of drafts of up to ``limit`` tokens behind a text of ``length``."""
-        backlog = length - record.ended if record.ended else 0
-        reach = tuple(record.rate**j for j in range(1, limit + 1))
-        return Outlook(reach, self.draft, self.setup + self.read * backlog, watched=False)
 
 
 @dataclass(slots=True)
@@ -145,15 +56,6 @@ class _State:
     latest: int = -1  # drafter without foresight that drafted last, and
     stayed: int = 0  # how many times in a row among those
     drafted: tuple[int, int] | None = None  # part and length of the draft under way
-
-
-@dataclass(slots=True)
-class _Part:
-    """One of the drafters; ``columns`` are its taps among all that are wanted."""
-
-    drafter: Drafter
-    costs: Costs = field(default_factory=Costs)
-    columns: list[int] = field(default_factory=list)
 
 
 class CombinedDrafter(Drafter):
@@ -176,10 +78,9 @@ class CombinedDrafter(Drafter):
                 field="drafter combined",
                 remedy="for example combined:suffix+model:NAME",
             )
-        self.parts = [_Part(drafter) for drafter in drafters]
-        self.clock = clock
+        self.parts = [Part(drafter, clock=clock) for drafter in drafters]
         self._states: dict[str, _State] = {}
-        self._collect_taps()
+        self.taps = all_taps(self.parts)
 
     @classmethod
     def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
@@ -194,12 +95,7 @@ class CombinedDrafter(Drafter):
     def attach(self, context: DrafterContext) -> None:
         for part in self.parts:
             part.drafter.attach(context)
-        self._collect_taps()
-
-    def _collect_taps(self) -> None:
-        self.taps = tuple(sorted({tap for part in self.parts for tap in part.drafter.taps}))
-        for part in self.parts:
-            part.columns = [self.taps.index(tap) for tap in part.drafter.taps]
+        self.taps = all_taps(self.parts)
 
     def start(self, request: DraftRequest) -> None:
         self._states[request.id] = _State([Record() for _ in self.parts])
@@ -212,7 +108,9 @@ class CombinedDrafter(Drafter):
 
     def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook:
         state = self._states[request.id]
-        outlooks = [self._prospect(i, request, limit, price) for i in range(len(self.parts))]
+        outlooks = [
+            part.outlook(request, record, limit, price) for part, record in zip(self.parts, state.records, strict=True)
+        ]
         promises = [
             price.best(outlook)[0] if outlook.watched else record.promise(lambda o=outlook: price.best(o)[0])  # type: ignore[misc]
             for outlook, record in zip(outlooks, state.records, strict=True)
@@ -232,15 +130,6 @@ class CombinedDrafter(Drafter):
         state.chosen, state.choice_at, state.outlook, state.price = i, len(request.ids), found, price
         return found
 
-    def _prospect(self, i: int, request: DraftRequest, limit: int, price: StepPrice) -> Outlook:
-        """The part's own outlook, or what its record in this request lets expect."""
-        part, record = self.parts[i], self._states[request.id].records[i]
-        learnt = part.costs.outlook(record, len(request.ids), limit)
-        own = part.drafter.outlook(request, limit, replace(price, draft_seconds=learnt.seconds or 0.0, draft_setup=learnt.setup))
-        if own is None or own.seconds is not None:
-            return own or learnt
-        return replace(own, seconds=learnt.seconds, setup=own.setup + learnt.setup)
-
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]
 
@@ -256,23 +145,11 @@ class CombinedDrafter(Drafter):
                 groups.setdefault(state.chosen, []).append(n)
         for i, members in groups.items():
             asked = [requests[n] for n in members]
-            for n, draft in zip(members, self._draft(i, asked, [ks[n] for n in members]), strict=True):
+            records = [self._states[request.id].records[i] for request in asked]
+            made = self.parts[i].propose(asked, records, [ks[n] for n in members])
+            for n, draft in zip(members, made, strict=True):
                 drafts[n] = draft
                 self._states[requests[n].id].drafted = (i, draft.k)
-        return drafts
-
-    def _draft(self, i: int, requests: Sequence[DraftRequest], ks: Sequence[int]) -> list[Draft]:
-        """Lets one part draft, and measures what it takes."""
-        part = self.parts[i]
-        records = [self._states[request.id].records[i] for request in requests]
-        backlogs = [len(request.ids) - record.ended for request, record in zip(requests, records, strict=True)]
-        started = self.clock()
-        drafts = part.drafter.propose_batch(requests, ks)
-        depth = max(draft.k for draft in drafts)
-        if depth:
-            part.costs.observe(depth, sum(backlogs), self.clock() - started)
-        for request, record in zip(requests, records, strict=True):
-            record.ended = len(request.ids)
         return drafts
 
     def observe(self, request: DraftRequest, verdict: Verdict | None, taps: Tensor | None) -> None:
@@ -283,8 +160,7 @@ class CombinedDrafter(Drafter):
             self._learn(state, *drafted, verdict.accepted, len(request.ids))
         for i, part in enumerate(self.parts):
             mine = drafted is not None and drafted[0] == i
-            wanted = taps[:, part.columns] if taps is not None and part.columns else None
-            part.drafter.observe(request, verdict if mine else other, wanted)
+            part.drafter.observe(request, verdict if mine else other, part.taken(taps))
 
     def _learn(self, state: _State, i: int, drafted: int, accepted: int, length: int) -> None:
         """Takes in a step of drafter ``i``; one that was asked in vain has written what a plain step writes."""

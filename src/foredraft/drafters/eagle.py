@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from foredraft.drafters.base import Drafter, DrafterContext, DraftRequest
-from foredraft.drafters.eagle_checkpoint import check_target, embedded_head, load_head
+from foredraft.drafters.eagle_checkpoint import BITS, check_target, embedded_head, load_head
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment, HeadState
 from foredraft.drafters.foresight import Foresight
 from foredraft.drafters.outlook import Outlook, StepPrice
-from foredraft.errors import DrafterError
+from foredraft.errors import ConfigError, DrafterError
 from foredraft.kernels.head_pass import HeadDraft
 from foredraft.kernels.law import Draws
 from foredraft.models.prefix import common_prefix
@@ -116,9 +116,10 @@ class Eagle3Drafter(Drafter):
 
     @classmethod
     def from_spec(cls, argument: str | None, context: DrafterContext) -> Self:
-        if argument is None:
-            return cls(embedded_head(context.target))
-        return cls(load_head(Path(argument), context.target))
+        folder, bits = _bits(argument or "")
+        if not folder:
+            return cls(embedded_head(context.target, bits))
+        return cls(load_head(Path(folder), context.target, bits))
 
     def attach(self, context: DrafterContext) -> None:
         check_target(self.head.shape, context.target)
@@ -243,6 +244,18 @@ class Eagle3Drafter(Drafter):
             job.rows.append(law)
         job.segment = HeadSegment(job.segment.state, [token], feature)
         return len(job.tokens) < job.k
+
+
+def _bits(argument: str) -> tuple[str, int]:
+    """Splits ``FOLDER,bits=N``, of which either may be missing."""
+    folder, found, text = argument.rpartition("bits=")
+    if not found or (folder and not folder.endswith(",")):
+        return argument, BITS
+    if text not in ("4", "8", "32"):
+        raise ConfigError(
+            f"bits must be 4, 8 or 32 (got {text!r})", field="drafter eagle3", remedy="for example eagle3:bits=8"
+        )
+    return folder.removesuffix(","), int(text)
 
 
 def _draft(job: _Writing) -> Draft:

@@ -30,6 +30,9 @@ from foredraft.models.rope import make_rope
 
 EMBEDDED = "smollm2-135m-eagle3"
 """Folder of the head that comes with the package."""
+BITS = 4
+"""Bits of each weight that are kept for drafting, unless others are asked for. A head reads all its weights for every
+token; more bits cost more time than the acceptance that they bring is worth."""
 
 _REFUSED = {"norm_before_fc": False, "fc_norm": False, "norm_output": False, "attention_bias": False, "mlp_bias": False}
 _TARGET_MARK = "target_mark"
@@ -191,7 +194,7 @@ def build_head(
     tensors: Mapping[str, Tensor],
     ids: Tensor,
     embed: Callable[[Tensor], Tensor],
-    bits: int = 8,
+    bits: int = BITS,
     table: Table | None = None,
 ) -> EagleHead:
     """Packs weights for drafting.
@@ -250,8 +253,8 @@ def packed_product(weight: Tensor, bits: int) -> Linear:
     return PackedLinear.from_gguf_blocks(blocks, kind, size, activations="int8" if inputs == "int8" else "int16")
 
 
-def load_head(path: Path, target: Target) -> EagleHead:
-    """The head in folder ``path``, ready to draft for ``target``.
+def load_head(path: Path, target: Target, bits: int = BITS) -> EagleHead:
+    """The head in folder ``path``, ready to draft for ``target`` with so many bits of each weight.
 
     Raises:
         ModelLoadError, UnsupportedModelError, VocabularyMismatchError: The folder is damaged, or made for another
@@ -273,10 +276,10 @@ def load_head(path: Path, target: Target) -> EagleHead:
             remedy="export the head with its embedding",
         )
     check_mark(checkpoint, embed, shape)
-    return build_head(shape, checkpoint.tensors, ids, embed, table=table)
+    return build_head(shape, checkpoint.tensors, ids, embed, bits, table)
 
 
-def embedded_head(target: Target) -> EagleHead:
+def embedded_head(target: Target, bits: int = BITS) -> EagleHead:
     """The head that comes with the package, for the embedded model.
 
     Raises:
@@ -286,7 +289,7 @@ def embedded_head(target: Target) -> EagleHead:
     if not (path / "config.json").exists():
         raise ConfigError("no head comes with this installation", field="drafter eagle3", remedy="write eagle3:FOLDER")
     try:
-        return load_head(path, target)
+        return load_head(path, target, bits)
     except VocabularyMismatchError:
         raise ConfigError(
             "the head that comes with foredraft serves smollm2-135m only",

@@ -20,6 +20,7 @@ from torch.nn import functional
 from foredraft.drafters.eagle_parts import HeadSegment, HeadShape, HeadState, HeadWeights
 from foredraft.drafters.eagle_step import CompiledStep, Table
 from foredraft.drafters.foresight import grade
+from foredraft.drafters.timing import Team
 from foredraft.kernels.head_pass import HeadDraft
 from foredraft.kernels.law import Draws
 from foredraft.models.norm import RMSNorm
@@ -53,6 +54,7 @@ class EagleHead:
         self.embed = embed
         self._rope = RopeTable(shape.rope, torch.float32, torch.device("cpu"))
         self._compiled = CompiledStep.make(shape, weights, table)
+        self._team = Team()
 
     def new_state(self) -> HeadState:
         """The state of an empty text."""
@@ -99,9 +101,10 @@ class EagleHead:
             finite, or ``least`` ends the draft.
         """
         if self._compiled is not None and self._compiled.drafts:
-            rows = sum(len(segment.tokens) for segment in segments)
-            threads = 1 if rows <= ALONE else torch.get_num_threads()
-            return self._compiled.draft(segments, draws, threads, branch)
+            compiled, threads = self._compiled, torch.get_num_threads()
+            if sum(len(segment.tokens) for segment in segments) > ALONE:
+                return compiled.draft(segments, draws, threads, branch)
+            return self._team.run(threads, lambda n: compiled.draft(segments, draws, n, branch), _steps)
         drafted: list[list[int]] = [[] for _ in segments]
         chances: list[list[float]] = [[] for _ in segments]
         sure = [1.0] * len(segments)
@@ -172,6 +175,11 @@ class EagleHead:
         """The layer's outputs ``[n, d]`` -> ``[n, D]``."""
         assert self.weights.final_norm is not None
         return self.weights.lm_head(_norm(hidden, self.weights.final_norm))
+
+
+def _steps(drafts: Sequence[HeadDraft]) -> int:
+    """Rows that the head ran one after the other for the longest draft."""
+    return max([len(draft.tokens) for draft in drafts], default=0) or 1
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Drafts that end where the drafter is no longer sure of them: how far they go, how far they are right, what ends them.
 
 How likely a drafter thinks its own tokens tells much about whether they will be accepted, token by token, where a rate
-only tells how a text does as a whole (SpecDec++, Huang 2024, arXiv 2405.19715; EAGLE-2, Li 2024, arXiv 2406.16858). What
-a drafter's probabilities are worth is learnt in each request: some are too sure of themselves, others not enough.
+only tells how a text does as a whole (SpecDec++, Huang 2024, arXiv 2405.19715; EAGLE-2, Li 2024, arXiv 2406.16858).
+What a drafter's probabilities are worth is learnt in each request: some are too sure of themselves, others not enough.
 Ended early are drafts of likeliest tokens only. They hold no random numbers, so nothing about them can bend a law.
 """
 
@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from foredraft.drafters.outlook import Outlook, StepPrice
 
 TRUST = (0.09, 0.2, 0.33, 0.43, 0.54, 0.64, 0.74, 0.81, 0.88, 0.97)
-"""Acceptance of a token to which the drafter gives a probability below 0.1, below 0.2, …, before anything was seen: what
-the head that comes with foredraft had in 2,200 drafts of eight kinds of text."""
+"""Acceptance of a token to which the drafter gives a probability below 0.1, below 0.2, …, before anything was seen:
+what the head that comes with foredraft had in 2,200 drafts of eight kinds of text.
+"""
 WEIGHT = 2.0
 DECAY = 0.93
 FAR = 4  # a further row costs what those up to here cost on average: single prices are noisy, and rise in stairs
@@ -76,7 +77,8 @@ class Foresight:
 
     def made(self, asked: int, chances: Sequence[float]) -> None:
         """Notes a draft that is going to be verified: how many tokens were asked for, and the probability that the
-        drafter gave each one that it drafted."""
+        drafter gave each one that it drafted.
+        """
         self._made = (asked, chances) if chances else None
 
     def verified(self, accepted: int) -> None:

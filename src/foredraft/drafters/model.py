@@ -172,9 +172,9 @@ class ModelDrafter(Drafter):
                 self._write(job, row[0])
             writing = [job for job in writing if len(job.tokens) < job.k]
         drafts = [NO_DRAFT if job is None else self._finish(job) for job in jobs]
-        for job, k, draft in zip(jobs, ks, drafts, strict=True):
-            if job is not None and job.foresight is not None:
-                job.foresight.made(k, job.chances[: draft.k])
+        for made, k, draft in zip(jobs, ks, drafts, strict=True):
+            if made is not None and made.foresight is not None:
+                made.foresight.made(k, made.chances[: draft.k])
         return drafts
 
     def _read(self, writing: Sequence[Writing]) -> list[Tensor]:

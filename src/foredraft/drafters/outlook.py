@@ -18,8 +18,8 @@ class Outlook:
         seconds: Time to draft one token; None as the engine has measured it, with what it takes to begin.
         setup: Seconds before the first of them.
         watched: The drafter learns from plain steps too, so the engine need not try a draft now and then.
-        drafted: ``drafted[j]`` is the probability that token ``j+1`` is drafted at all where so many are asked for, by a
-            drafter that may end drafts early; empty where all are drafted. ``reach[j] <= drafted[j]``.
+        drafted: ``drafted[j]`` is the probability that token ``j+1`` is drafted at all where so many are asked for, by
+            a drafter that may end drafts early; empty where all are drafted. ``reach[j] <= drafted[j]``.
     """
 
     reach: tuple[float, ...]

@@ -103,7 +103,7 @@ BUILT_IN = (
         "eagle3",
         "a small head foresees the target from its own hidden states",
         "a head trained for the target; one comes with smollm2-135m",
-        "FOLDER of an EAGLE-3 checkpoint; without it the head that comes with smollm2-135m",
+        "FOLDER of an EAGLE-3 checkpoint; without it the head that comes with smollm2-135m; ,bits=8 or 32 instead of 4",
         "foredraft.drafters.eagle:Eagle3Drafter",
     ),
     DrafterEntry(

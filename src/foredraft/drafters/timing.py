@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
 
 KEEP = 9
+
+T = TypeVar("T")
 
 
 class DraftTimes:
@@ -57,6 +62,39 @@ class DraftTimes:
         slope = sum(w * (n - x) * (t - y) for n, t, w in points) / spread if spread else math.inf
         each = min(max(slope, 0.0), min(t / n for n, t, _ in points))
         return max(min(t - n * each for n, t, _ in points), 0.0), each
+
+
+class Team:
+    """One thread or several, whichever has been quicker of late.
+
+    Several share the reading of weights, and lose more than that where another program holds a core: then each of the
+    many small products of a draft waits for it.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    LATEST = 5
+    AGAIN = 32  # calls until the slower one is tried again
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self._calls = 0
+        self._latest: dict[bool, deque[float]] = {several: deque(maxlen=self.LATEST) for several in (True, False)}
+
+    def run(self, threads: int, call: Callable[[int], T], work: Callable[[T], int]) -> T:
+        """``call(1)`` or ``call(threads)``; ``work`` says how much its result was, to compare one with another."""
+        if threads == 1:
+            return call(1)
+        self._calls += 1
+        alone, together = self._latest[False], self._latest[True]
+        several = len(together) <= len(alone) if len(alone) < self.LATEST else median(together) <= median(alone)
+        if self._calls % self.AGAIN == 0:
+            several = not several
+        started = self.clock()
+        result = call(threads if several else 1)
+        self._latest[several].append((self.clock() - started) / work(result))
+        return result
 
 
 def median(values: deque[float]) -> float:

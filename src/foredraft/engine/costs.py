@@ -43,6 +43,8 @@ class PassCosts:
         self._keys: list[int] = []
         self._known: list[float] = []  # their means, ascending, and the shapes without bumps
         self._smooth: list[float] = []
+        self._ratios: list[float] = []  # those over the prior's
+        self._shapes: dict[float, float] = {}  # asked for since the last pass
 
     @property
     def largest(self) -> int:
@@ -72,6 +74,8 @@ class PassCosts:
         self._known = [self._means[n] for n in self._keys]
         self._doubt(rows)
         self._smooth = self._rising()
+        self._ratios = [shape / self.prior(n) for shape, n in zip(self._smooth, self._known, strict=True)]
+        self._shapes.clear()
 
     def _rising(self) -> list[float]:
         """The shapes without bumps: where more rows seem cheaper, both are given their mean, weighed by measurements.
@@ -109,23 +113,27 @@ class PassCosts:
         unless that falls. A pass of more rows that was measured cheaper caps the estimate, so that one disturbed
         measurement cannot stand for long.
         """
-        known, values = self._known, self._smooth
-        if not known:
+        if not self._known:
             return None
+        shape = self._shapes.get(rows)
+        if shape is None:
+            shape = self._shapes[rows] = self._shape(rows)
+        return self.level * shape
+
+    def _shape(self, rows: float) -> float:
+        known, values = self._known, self._smooth
         at = bisect_left(known, rows)
         if at < len(known) and known[at] == rows:
-            shape = values[at]
-        elif at == 0 or len(known) == 1:
-            shape = values[0] * self.prior(rows) / self.prior(known[0])
-        else:
-            beyond = at == len(known)
-            at = min(at, len(known) - 1)
-            left, right = (values[i] / self.prior(known[i]) for i in (at - 1, at))
-            slope = (right - left) / (known[at] - known[at - 1])
-            ratio = right + (rows - known[at]) * (max(slope, 0.0) if beyond else slope)
-            shape = max(values[at - 1], ratio * self.prior(rows))
-            shape = shape if beyond else min(shape, values[at])
-        return self.level * shape
+            return values[at]
+        if at == 0 or len(known) == 1:
+            return self._ratios[0] * self.prior(rows)
+        beyond = at == len(known)
+        at = min(at, len(known) - 1)
+        left, right = self._ratios[at - 1], self._ratios[at]
+        slope = (right - left) / (known[at] - known[at - 1])
+        ratio = right + (rows - known[at]) * (max(slope, 0.0) if beyond else slope)
+        shape = max(values[at - 1], ratio * self.prior(rows))
+        return shape if beyond else min(shape, values[at])
 
 
 def _near(rows: int) -> int:

@@ -12,7 +12,7 @@ from foredraft.sampling.noise import Purpose
 from foredraft.types import Draft, Verdict
 
 
-def judge(request: Request, draft: Draft, logits: Tensor) -> Verdict:
+def judge(request: Request, draft: Draft, logits: Tensor, likeliest: Sequence[int] = ()) -> Verdict:
     """Verifies the draft.
 
     A row may have no law: the model broke down there, a custom processor raised, every token is banned. Plain
@@ -24,10 +24,13 @@ def judge(request: Request, draft: Draft, logits: Tensor) -> Verdict:
     Args:
         logits: ``[n, V]``, ``1 <= n <= k+1`` the target's rows: the last committed token's, then each drafted
             token's as far as the pass got.
+        likeliest: Where each row's largest logit is, if the pass has told.
 
     Raises:
         Exception: The first row has no law.
     """
+    if request.rule == "exact" and request.law.plain and len(likeliest) == draft.k + 1 and min(likeliest) >= 0:
+        return _exact(draft, likeliest)
     rows = list(range(logits.shape[0]))
     if len(rows) == draft.k + 1:
         try:
@@ -49,7 +52,7 @@ def _verdict(request: Request, draft: Draft, logits: Tensor, rows: Sequence[int]
         tokens = [0] * (draft.k + 1)
         for row, token in zip(rows, law.argmax(logits, paths), strict=True):
             tokens[row] = token
-        return (verify.exact_tree if tree else verify.exact)(draft, tokens)
+        return _exact(draft, tokens)
     whole = len(rows) > draft.k
     if request.rule == "coupled":
         laws = law.laws(logits, paths) if whole else _stood_in(law.probs(logits, paths), draft, rows)
@@ -65,6 +68,10 @@ def _verdict(request: Request, draft: Draft, logits: Tensor, rows: Sequence[int]
     if whole:  # the rules need few numbers, and few rows
         return rule(draft, law.laws(logits, paths), uniforms, next_uniform)
     return rule(draft, _stood_in(law.probs(logits, paths), draft, rows), uniforms, next_uniform)
+
+
+def _exact(draft: Draft, tokens: Sequence[int]) -> Verdict:
+    return (verify.exact if draft.parents is None else verify.exact_tree)(draft, tokens)
 
 
 def _stood_in(p: Tensor, draft: Draft, rows: Sequence[int]) -> Tensor:

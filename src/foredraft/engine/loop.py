@@ -32,6 +32,8 @@ from foredraft.types import NO_DRAFT, Draft, Verdict
 
 log = logging.getLogger("foredraft")
 
+_Outcome = tuple[Tensor, Tensor | None, Sequence[int]]  # logits, taps and likeliest tokens of one request's rows
+
 
 @dataclass(slots=True)
 class Work:
@@ -172,7 +174,9 @@ class Loop:
         request, limit, outlook = work.request, self._limit(work), None
         if limit:
             try:
-                outlook = drafter.outlook(request, limit, price if request.speculation.k == "auto" else replace(price, elastic=False))
+                outlook = drafter.outlook(
+                    request, limit, price if request.speculation.k == "auto" else replace(price, elastic=False)
+                )
             except Exception as error:
                 self._dismiss(work, error)
                 limit = 0
@@ -261,9 +265,7 @@ class Loop:
 
     # --- the target's pass
 
-    def _forward(
-        self, works: Sequence[Work], times: StepTimes, bare: bool = False
-    ) -> list[tuple[Tensor, Tensor | None] | None]:
+    def _forward(self, works: Sequence[Work], times: StepTimes, bare: bool = False) -> list[_Outcome | None]:
         """One pass for all. If it fails, each request runs alone, so that only the one at fault fails.
 
         And a request alone runs once more without its drafted tokens (``bare``), in case they are what the target
@@ -282,7 +284,8 @@ class Loop:
             times.target += self.clock() - start
         if failure is None:
             tapped: Sequence[Tensor | None] = output.taps or [None] * len(works)
-            return list(zip(output.logits, tapped, strict=True))
+            likeliest: Sequence[Sequence[int]] = output.likeliest or [()] * len(works)
+            return list(zip(output.logits, tapped, likeliest, strict=True))
         times.pure = False
         self._abandon(works)
         if len(works) > 1:
@@ -308,7 +311,7 @@ class Loop:
 
     # --- verify, commit, observe
 
-    def _settle(self, work: Work, logits: Tensor, taps: Tensor | None) -> None:
+    def _settle(self, work: Work, logits: Tensor, taps: Tensor | None, likeliest: Sequence[int]) -> None:
         request, cache = work.request, self.target.cache
         assert request.slot is not None
         if work.scored and not request.cancelled:
@@ -318,7 +321,7 @@ class Loop:
                 cache.commit(request.slot, 0)
                 self.fail(request, error)
                 return
-            logits = logits[len(work.unread) - 1 :]
+            logits, likeliest = logits[len(work.unread) - 1 :], likeliest[len(work.unread) - 1 :]
             if work.complete and request.remaining <= 0:  # nothing but scores is wanted
                 request.finish_reason = "length"
         if not work.complete or request.cancelled or request.finished:
@@ -327,7 +330,7 @@ class Loop:
             return
         try:
             before = len(request.ids)
-            verdict = judge(request, work.draft, logits)
+            verdict = judge(request, work.draft, logits, likeliest)
             kept = commit(request, work.draft, verdict, logits)
         except Exception as error:  # no law, or a custom processor that raised: this request's own affair
             cache.commit(request.slot, 0)
@@ -350,7 +353,7 @@ class Loop:
         """Tells the drafter what became of its draft; of the tapped rows it gets those that the cache kept."""
         if self.drafter is None or not work.request.drafting:
             return
-        if taps is not None:
+        if taps is not None and keep != taps.shape[0]:  # views are not free either
             taps = taps[:keep] if isinstance(keep, int) else taps[keep]
         try:
             self.drafter.observe(work.request, verdict, taps)

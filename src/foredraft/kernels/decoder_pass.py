@@ -139,7 +139,7 @@ class DecoderPass:
         segments: Sequence[PassSegment],
         logit_rows: Sequence[int],
         taps: Sequence[int] = (),
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, list[int]]:
         """Runs one pass. A pass leaves nothing in the caches but weights, and a call of torch's then takes tens of
         microseconds: here there is one, for the logits.
 
@@ -152,7 +152,8 @@ class DecoderPass:
             taps: Layers whose outputs are wanted, 0 for the embedding's.
 
         Returns:
-            Logits ``[R, V]`` and taps ``[N, len(taps), hidden]``, float32; None for no taps.
+            Logits ``[R, V]`` and taps ``[N, len(taps), hidden]``, float32; None for no taps. For each row of logits the
+            first index of the largest, -1 if one is NaN or that is not finite.
         """
         n, wanted = len(tokens), len(logit_rows)
         if len(positions) != n or sum([segment.rows for segment in segments]) != n or n == 0:
@@ -166,6 +167,7 @@ class DecoderPass:
         cosines, sines = self._tables(angles, max(positions))
         logits = torch.empty(wanted, self.vocab)
         tapped = torch.empty(n, len(taps), self.shape.hidden) if taps else None
+        likeliest = (ctypes.c_int64 * wanted)()
         views, keep = self._segments(segments)
         lists = [(ctypes.c_int64 * len(values))(*values) for values in (tokens, positions, logit_rows, taps)]
         request = CPass(
@@ -179,6 +181,7 @@ class DecoderPass:
             logit_rows=wanted,
             logit_row=ctypes.addressof(lists[2]),
             logits=logits.data_ptr(),
+            likeliest=ctypes.addressof(likeliest),
             taps=len(taps),
             tap=ctypes.addressof(lists[3]),
             tapped=None if tapped is None else tapped.data_ptr(),
@@ -187,7 +190,7 @@ class DecoderPass:
         )
         self._call(ctypes.byref(self._model), ctypes.byref(request))
         del keep, lists
-        return logits, tapped
+        return logits, tapped, likeliest[:]
 
     def _tables(self, angles: Sequence[tuple[Tensor, Tensor]], longest: int) -> tuple[Pointers, Pointers]:
         """Where the cosines and the sines are; checked once for each set of tables."""

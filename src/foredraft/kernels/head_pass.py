@@ -187,8 +187,9 @@ class HeadPass:
             branch: Siblings to tell of each token that is the likeliest, itself counted.
 
         Returns:
-            For each text up to ``drafts`` tokens, ended early as its draws say. A draft ends before the first token whose logits hold NaN or no
-            finite largest number, or for which the reference must be asked (:func:`foredraft.kernels.law.law`).
+            For each text up to ``drafts`` tokens, ended early as its draws say. A draft ends before the first token
+            whose logits hold NaN or no finite largest number, or for which the reference must be asked
+            (:func:`foredraft.kernels.law.law`).
         """
         table = self.parts.table
         if table is None:
@@ -306,7 +307,7 @@ class HeadPass:
         return views, keep, drafted
 
 
-def _ask_chances(view: CHeadText, draws: Draws | None) -> Sequence[float]:
+def _ask_chances(view: CHeadText, draws: Draws | None) -> ctypes.Array[ctypes.c_double] | tuple[float, ...]:
     """Lets a draft of likeliest tokens end early; gives the library room for their probabilities."""
     if draws is None or draws.trust is None or draws.controls is not None:
         return ()

@@ -62,6 +62,7 @@ class CPass(Structure):
         ("logit_rows", c_int64),
         ("logit_row", c_void_p),
         ("logits", c_void_p),
+        ("likeliest", c_void_p),
         ("taps", c_int64),
         ("tap", c_void_p),
         ("tapped", c_void_p),

@@ -7,7 +7,7 @@ prefill chunks, verifications of k+1 rows and plain single tokens share a pass a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -40,10 +40,13 @@ class ForwardOutput:
         logits: ``[T - logits_from, V]`` each, float32 (float64 if the model computes in float64).
         taps: ``[T, len(taps), d]`` each: hidden states after the named layers, in the model's dtype; empty
             if no tap was asked for.
+        likeliest: For each row of logits the lowest id of the largest, -1 where one is NaN or that is not finite; empty
+            if the model does not tell.
     """
 
     logits: list[Tensor]
     taps: list[Tensor]
+    likeliest: list[list[int]] = field(default_factory=list)
 
 
 class SlotCache(Protocol):

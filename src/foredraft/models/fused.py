@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Literal, cast
 
 import torch
@@ -96,7 +97,7 @@ class FusedDecoder(Decoder):
             rows.append(size - segment.logits_from)
             wanted.extend(range(first + segment.logits_from, first + size))
             first += size
-        logits, tapped = self._pass(
+        logits, tapped, likeliest = self._pass(
             [token for segment in segments for token in segment.tokens],
             places,
             self._tables(max(places)),
@@ -109,7 +110,9 @@ class FusedDecoder(Decoder):
         )
         for segment, step in zip(segments, steps, strict=True):
             cache.set_pending(segment.slot, step)
-        return ForwardOutput(_parts(logits, rows), [] if tapped is None else _parts(tapped, sizes))
+        ends = list(accumulate(rows))
+        best = [likeliest[end - size : end] for end, size in zip(ends, rows, strict=True)]
+        return ForwardOutput(_parts(logits, rows), [] if tapped is None else _parts(tapped, sizes), best)
 
     def first_layers(self, count: int, rounded: bool = False) -> FusedDecoder:
         early = cast("FusedDecoder", super().first_layers(count))

@@ -53,6 +53,8 @@ class EagleTraining(LoopOptions):
     """Tokens of the draft vocabulary that the loss of a text is computed over."""
     train_lm_head: bool = False
     """Train the LM head, too, instead of keeping the target's rows; pays with millions of tokens."""
+    round_weights: bool = False
+    """Train with weights rounded to four bits, as drafting rounds them: a last stage that wins back what that costs."""
     heads: Annotated[int, Field(ge=1)] | None = None
     """Attention heads, also for keys and values; without it as many as the target has."""
     intermediate: Annotated[int, Field(ge=1)] | None = None

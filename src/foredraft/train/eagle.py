@@ -84,7 +84,7 @@ class Eagle3Task(Task):
         self.index[token_ids] = torch.arange(len(token_ids))
         self.index = self.index.to(self.device)
         scale = usual_sizes(data, self.taps)[: len(shape.taps) * shape.target_hidden]
-        self.net = EagleNet(shape, FC_SLOWER * scale, self.device)
+        self.net = EagleNet(shape, FC_SLOWER * scale, self.device, config.round_weights)
         if fresh:
             found = start or initial_weights(self.parts, shape, start_texts(self.texts), scale)
             for name, value in found.items():

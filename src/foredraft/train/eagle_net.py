@@ -9,6 +9,7 @@ from torch.nn import functional
 from foredraft.drafters.eagle_checkpoint import expected_sizes
 from foredraft.drafters.eagle_head import HeadShape
 from foredraft.models.rope import RopeTable, rotate
+from foredraft.train.rounding import BLOCK, rounded4
 
 
 class EagleNet(nn.Module):
@@ -21,13 +22,22 @@ class EagleNet(nn.Module):
         shape: Its sizes.
         tap_scale: ``[len(taps) * target_hidden]`` usual size of each dimension of the tapped states; None is ones.
         device: Where the weights are.
+        rounded: Compute with weights rounded to four bits, as drafting does (:mod:`foredraft.train.rounding`).
+            Gradients are those of the weights themselves.
     """
 
     tap_scale: Tensor
 
-    def __init__(self, shape: HeadShape, tap_scale: Tensor | None = None, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        shape: HeadShape,
+        tap_scale: Tensor | None = None,
+        device: torch.device | None = None,
+        rounded: bool = False,
+    ) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.rounded = shape, rounded
+        self._rounding: dict[str, tuple[int, Tensor]] = {}  # by name: version of a weight, and what rounding adds to it
         sizes = {name.removesuffix(".weight"): size for name, size in self.sizes(shape).items()}
         wide = sizes["fc"][1]
         self.register_buffer("tap_scale", torch.ones(wide) if tap_scale is None else tap_scale, persistent=False)
@@ -73,7 +83,7 @@ class EagleNet(nn.Module):
 
     def feature(self, taps: Tensor) -> Tensor:
         """``[T, len(taps), target_hidden]`` -> ``[T, d]``: what the target's states give."""
-        return functional.linear(taps.flatten(1) / self.tap_scale, self.weights["fc"])
+        return functional.linear(taps.flatten(1) / self.tap_scale, self._weight("fc"))
 
     def roll(self, feature: Tensor, embeddings: Tensor, first: int, steps: int) -> list[Tensor]:
         """The layer's outputs ``[T - first - j, d]`` of each step j, from the target's features ``[T, d]``; see
@@ -91,14 +101,14 @@ class EagleNet(nn.Module):
                 joined, rest = self._join(embeddings[rows], outputs[-1][:-1])
                 known.append(self._keys(joined, cos[rows], sin[rows]))
             q = rotate(self._heads(joined, "q_proj", shape.heads), cos[rows], sin[rows])
-            out = self.weights[_key("layers.0.self_attn.o_proj")]
+            out = self._weight("layers.0.self_attn.o_proj")
             hidden = rest + functional.linear(self._attend(q, known, first), out)
             outputs.append(hidden + self._mlp(self._norm(hidden, "layers.0.post_attention_layernorm")))
         return outputs
 
     def logits(self, hidden: Tensor, wanted: Tensor | None = None) -> Tensor:
         """``[n, d]`` outputs of the layer -> ``[n, D]``, or only the draft tokens ``wanted``."""
-        rows = self.weights["lm_head"]
+        rows = self._weight("lm_head")
         return functional.linear(self._norm(hidden, "norm"), rows if wanted is None else rows[wanted])
 
     def _join(self, embedded: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,12 +138,26 @@ class EagleNet(nn.Module):
         return keys, self._heads(joined, "v_proj", self.shape.kv_heads)
 
     def _heads(self, joined: Tensor, name: str, heads: int) -> Tensor:
-        weight = self.weights[_key(f"layers.0.self_attn.{name}")]
+        weight = self._weight(f"layers.0.self_attn.{name}")
         return functional.linear(joined, weight).view(-1, heads, self.shape.head_dim)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        gate, up, down = (self.weights[_key(f"layers.0.mlp.{name}_proj")] for name in ("gate", "up", "down"))
+        gate, up, down = (self._weight(f"layers.0.mlp.{name}_proj") for name in ("gate", "up", "down"))
         return functional.linear(functional.silu(functional.linear(x, gate)) * functional.linear(x, up), down)
+
+    def _weight(self, name: str) -> Tensor:
+        """One matrix as the net computes with it."""
+        weight: Tensor = self.weights[_key(name)]
+        if not self.rounded or weight.shape[1] % BLOCK:
+            return weight
+        version, change = self._rounding.get(name, (-1, weight))
+        if version != weight._version:
+            with torch.no_grad():
+                # drafting rounds what the checkpoint holds
+                scale = self.tap_scale if name == "fc" else 1.0
+                change = rounded4(weight / scale) * scale - weight
+            self._rounding[name] = weight._version, change
+        return weight + change
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return functional.rms_norm(x.float(), (x.shape[-1],), self.weights[_key(name)], self.shape.norm_eps)

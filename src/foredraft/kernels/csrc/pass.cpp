@@ -1,6 +1,7 @@
 // A whole decoder pass in one parallel region.
 #include "crew.h"
 #include "head.h"
+#include "law_passes.h"
 
 namespace foredraft {
 namespace {
@@ -33,6 +34,7 @@ long each_cut(const Model& m, const Pass& p, long team, long window, F f) {
 struct Workspace {
     std::vector<float> x, h, qkv, mixed, gates, inner;
     std::vector<float> top, sum, parts;  // of attention that was cut along the keys
+    std::vector<int64_t> best;           // of each logit row, the likeliest token in every thread's stretch of the vocabulary
     Rounded rounded;
 
     void reserve(const Model& m, const Pass& p) {
@@ -43,6 +45,7 @@ struct Workspace {
         grow(mixed, n * width);
         grow(gates, n * 2 * m.intermediate);
         grow(inner, n * m.intermediate);
+        best.resize(static_cast<size_t>(p.logit_rows * p.threads));
         const long sums = each_cut(m, p, static_cast<long>(p.threads), 0, [](const Cut&) {});
         grow(top, static_cast<size_t>(sums));
         grow(sum, static_cast<size_t>(sums));
@@ -211,6 +214,23 @@ class Worker : Crew {
         if (p_.taps) each_row(p_.rows, [&](long r) { tap(i + 1, r); });
     }
 
+    // While the logits are in the caches: each thread looks at about the tokens whose logits it has just made.
+    void likeliest(long n) {
+        const long first = m_.vocab * thread_ / team_, last = m_.vocab * (thread_ + 1) / team_;
+        for (long r = 0; r < n; ++r) {
+            const long at = rows(isa_).argmax(p_.logits + r * m_.vocab + first, last - first);
+            w_.best[r * team_ + thread_] = at < 0 ? -1 : first + at;
+        }
+        meet();
+        for (long r = n * thread_ / team_; r < n * (thread_ + 1) / team_; ++r) {
+            const float* row = p_.logits + r * m_.vocab;
+            const int64_t* found = w_.best.data() + r * team_;
+            int64_t best = found[0];
+            for (int i = 1; i < team_ && best >= 0; ++i) best = found[i] < 0 ? -1 : row[found[i]] > row[best] ? found[i] : best;
+            p_.likeliest[r] = best;
+        }
+    }
+
     void logits() {
         const long d = m_.hidden, n = p_.logit_rows;
         if (n == 0) return;
@@ -222,6 +242,7 @@ class Worker : Crew {
         if (m_.logit_softcap > 0) {
             each_row(n, [&](long r) { ops_.softcap(p_.logits + r * m_.vocab, m_.vocab, m_.logit_softcap); });
         }
+        likeliest(n);
     }
 };
 

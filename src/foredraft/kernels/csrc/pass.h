@@ -53,6 +53,7 @@ struct Pass {
     int64_t logit_rows;
     const int64_t* logit_row;  // [logit_rows]
     float* logits;             // [logit_rows, vocab]
+    int64_t* likeliest;        // [logit_rows] the first index of the largest logit; -1 if one is NaN or that is not finite
     int64_t taps;
     const int64_t* tap;        // [taps] ascending or not: 0 = embedding output, i = output of layer i
     float* tapped;             // [rows, taps, hidden]
