@@ -1,19 +1,22 @@
-"""A draft ends where its own probabilities say that a further token would not pay, and only where that bends nothing."""
+"""A draft ends where its own probabilities say that a further token would not pay, and only where that bends no law."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
-from rig import V, chain, model, plain
+from rig import V, chain, plain
 from test_engine_length import Clock, CostlyModel
 
 from foredraft import Engine, SamplingParams
 from foredraft.drafters import ModelDrafter
 from foredraft.drafters.foresight import TRUST, Foresight, grade
 from foredraft.drafters.outlook import Outlook, StepPrice
+from foredraft.models.base import Segment
 from foredraft.testing import TableModel
+from foredraft.testing.stats import two_sample
+from foredraft.testing.table import TableCache
 
 PROMPTS = [[0], [1, 2, 3], list(range(V)) * 3]
 
@@ -31,14 +34,39 @@ def hedging(sure: Callable[[int], float], right: Callable[[int], bool]) -> Table
         row, at = good(prefix), len(prefix)
         best = max(range(V), key=row.__getitem__)
         token = best if right(at) else (best + 1) % V
-        return [math.log((1 - sure(at)) / (V - 1))] * token + [math.log(sure(at))] + [math.log((1 - sure(at)) / (V - 1))] * (V - 1 - token)
+        return (
+            [math.log((1 - sure(at)) / (V - 1))] * token
+            + [math.log(sure(at))]
+            + [math.log((1 - sure(at)) / (V - 1))] * (V - 1 - token)
+        )
 
     return TableModel(logits, V)
 
 
-def engine(drafter: TableModel, row: float = 0.05, token: float = 0.05, **options: object) -> tuple[Engine, Clock]:
+class Roomy(TableCache):
+    """Can say beforehand whether there is room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, int] = {}
+
+    def reserve(self, rows: Mapping[int, int]) -> None:
+        self.found = {slot: self.length(slot) + n for slot, n in rows.items()}
+
+    def append(self, segments: Sequence[Segment], limit: int | None) -> None:
+        for segment in segments:
+            if segment.slot in self.found:
+                assert self.length(segment.slot) + len(segment.tokens) <= self.found[segment.slot]
+        super().append(segments, limit)
+
+
+def engine(
+    drafter: TableModel, row: float = 0.05, token: float = 0.05, roomy: bool = False, **options: object
+) -> tuple[Engine, Clock]:
     clock = Clock()
     target = CostlyModel(clock, lambda rows: 1.0 + row * (rows - 1))
+    if roomy:
+        target._cache = Roomy()
     read = drafter.forward
 
     def forward(segments, taps=()):  # type: ignore[no-untyped-def]
@@ -124,27 +152,53 @@ def test_a_model_that_misjudges_itself_is_soon_known(sure: float) -> None:
         assert sum(late) / len(late) < 3.5
 
 
-@pytest.mark.parametrize("params", [SamplingParams(max_tokens=60), SamplingParams(max_tokens=60, temperature=1.0, seed=1)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(max_tokens=60), SamplingParams(max_tokens=60, temperature=1.0, seed=1)]
+)
 def test_a_fixed_length_is_drafted_whole(params: SamplingParams) -> None:
     made, _ = engine(hedging(lambda at: 0.15, lambda at: False), k=6)
     for result in made.generate(PROMPTS, params):
         assert {step.drafted for step in result.stats.trace[1:-7]} == {6}
 
 
+def varied(at: int) -> float:
+    return 0.15 if at % 4 == 0 else 0.97
+
+
 @pytest.mark.parametrize("verify", ["block", "rejection", "coupled"])
-def test_what_was_drawn_does_not_end_a_draft(verify: str) -> None:
-    """Lengths are those of the same engine with a model that is always sure: acceptance alone decides them."""
-    params = SamplingParams(max_tokens=100, temperature=1.0, seed=3)
-    made, _ = engine(hedging(lambda at: 0.5, lambda at: True), row=0.0, token=0.0, verify=verify)
-    drafter = made.drafter
-    assert isinstance(drafter, ModelDrafter)
-    made.generate([PROMPTS[0]], params)
-    assert not drafter._foresights
+def test_a_sampled_draft_ends_early_where_room_was_found_before(verify: str) -> None:
+    """Under the coupled rule what was drawn may end anywhere: it is only compared."""
+    params = SamplingParams(max_tokens=200, temperature=1.0, seed=3)
+    ended: dict[bool, int] = {}
+    for found in (True, False):
+        made, _ = engine(hedging(varied, lambda at: True), row=0.01, token=0.01, roomy=found, verify=verify)
+        drafter = made.drafter
+        assert isinstance(drafter, ModelDrafter)
+        ended[found], ask = 0, drafter.propose_batch
+
+        def propose_batch(requests, ks, found=found, ask=ask):  # type: ignore[no-untyped-def]
+            drafts = ask(requests, ks)
+            ended[found] += drafts[0].k < ks[0]
+            return drafts
+
+        drafter.propose_batch = propose_batch  # type: ignore[method-assign]
+        made.generate([PROMPTS[0]], params)
+        assert not drafter._foresights  # nothing of it stays behind
+    assert ended[True] > 10
+    assert (ended[False] > 10) == (verify == "coupled")
 
 
-def test_nothing_of_a_request_stays_behind() -> None:
-    made = Engine(target=model(), drafter=ModelDrafter(hedging(lambda at: 0.5, lambda at: True)))
-    made.generate(PROMPTS, SamplingParams(max_tokens=30))
-    drafter = made.drafter
-    assert isinstance(drafter, ModelDrafter)
-    assert not drafter._foresights
+@pytest.mark.parametrize("verify", ["block", "rejection"])
+def test_the_law_holds_where_drafts_end_by_what_was_drawn(verify: str) -> None:
+    params, counts = SamplingParams(temperature=1.0, max_tokens=3), []
+    for drafter in (None, ModelDrafter(TableModel(lambda p: [0.6 * x for x in chain()(p)], V))):
+        target = TableModel(chain(), V)
+        target._cache = Roomy()
+        made = Engine(target=target, drafter=drafter, verify=verify, max_batch=16, max_k=4)  # type: ignore[arg-type]
+        results = made.generate([PROMPTS[1]] * 2000, params)
+        counts.append([tuple(r.token_ids) for r in results])
+        if drafter is not None:
+            assert len({step.drafted for r in results for step in r.stats.trace}) > 1
+    kinds = sorted({text for texts in counts for text in texts})
+    table = [[float(texts.count(kind)) for kind in kinds] for texts in counts]
+    assert two_sample(*table).p_value > 1e-4

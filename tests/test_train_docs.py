@@ -29,8 +29,8 @@ TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}
 
 def commands() -> list[str]:
     found = re.findall(r"^\$ ((?:foredraft|torchrun) .+)$", PAGE.read_text("utf-8"), re.M)
-    assert len(found) == 12
-    return [re.sub("--steps (1|2)000", "--steps 12", command) for command in found]
+    assert len(found) == 13
+    return [re.sub(r"--steps \d+", "--steps 12", command) for command in found]
 
 
 def execute(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -74,7 +74,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     lines = [f"How do I boil {n} eggs?" for n in range(9)] + ['[{"role": "user", "content": "Hello"}]']
     Path("prompts.jsonl").write_text("\n".join(lines))
     said = [execute(command, capsys) for command in commands()]
-    recorded, trained, checked, generated, exported, more, small, with_small, *rest = said
+    recorded, trained, checked, generated, exported, more, rounded, small, with_small, *rest = said
     trained1, checked1, with_eagle1, together = rest
     assert "answer tokens written to data" in recorded
     assert "head written to run/head" in trained
@@ -82,6 +82,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert generated.strip()
     assert "my-model-eagle3: EAGLE-3, 257 of 257 tokens, taps 1, 2, 2" in exported
     assert "head written to more/head" in more
+    assert "head written to rounded/head" in rounded
     assert "draft written to small/draft" in small
     assert "head written to run1/head" in trained1
     assert "acceptance by position" in checked1
@@ -91,7 +92,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert config["speculators_config"]["verifier"]["name_or_path"] == "my-org/my-model"
     assert Path("run/history.png").stat().st_size > 1000
     history = json.loads(Path("run/history.json").read_text())
-    assert history[-1]["step"] == 12
+    assert history[-1]["step"] == 13
     with pytest.raises(SystemExit):  # the run is complete: it ends at once, with the same head
         run(shlex.split(commands()[1])[1:])
     assert json.loads(Path("run/history.json").read_text()) == history

@@ -45,8 +45,8 @@ class DraftSampler(Protocol):
         """Whether drawn tokens must be proposed, with their q: neither greedy nor coupled."""
 
     @property
-    def likeliest(self) -> bool:
-        """Whether every draw is the likeliest token by the logits as they are, the lowest id on ties."""
+    def bare(self) -> bool:
+        """Whether nothing but temperature and filters decides what is drawn: no penalty, grammar or processor."""
 
     def ahead(self, count: int) -> Draws | None:
         """How :meth:`draw` would choose the next ``count >= 1`` tokens, for a drafter that can do so by itself.

@@ -36,7 +36,7 @@ class _Text:
         waiting: Hidden states ``[n, taps, target_hidden]`` of the latest committed positions, which the head has not
             read.
         rows: How many those are.
-        foresight: How drafts of likeliest tokens end, and fare.
+        foresight: How drafts end, and fare.
     """
 
     state: HeadState | None = None
@@ -88,7 +88,7 @@ class _Writing:
     tokens: list[int] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)  # of q, while it is written token by token
     q: Tensor | None = None
-    chances: Sequence[float] = ()  # the head's probabilities of tokens that are its likeliest
+    chances: Sequence[float] = ()  # the head's probabilities of the tokens, where it knows them
 
     def read(self) -> None:
         """Keeps the rows of committed tokens."""
@@ -127,7 +127,7 @@ class Eagle3Drafter(Drafter):
 
     def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook | None:
         text = self._texts.get(request.id)
-        return text.foresight.outlook(limit, price) if text is not None and request.sampler.likeliest else None
+        return text.foresight.outlook(limit, price) if text is not None and request.sampler.bare else None
 
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]
@@ -200,7 +200,7 @@ class Eagle3Drafter(Drafter):
     def _ahead(self, job: _Writing) -> Draws | None:
         """How the head can choose this draft's tokens by itself."""
         plan = job.request.sampler.ahead(job.k)
-        if plan is not None and plan.controls is None:
+        if plan is not None:
             foresight = job.text.foresight
             plan = replace(plan, trust=foresight.trust, least=foresight.least)
         return plan if plan is not None and (plan.controls is None or self.head.draws) else None

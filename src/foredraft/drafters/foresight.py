@@ -3,7 +3,8 @@
 How likely a drafter thinks its own tokens tells much about whether they will be accepted, token by token, where a rate
 only tells how a text does as a whole (SpecDec++, Huang 2024, arXiv 2405.19715; EAGLE-2, Li 2024, arXiv 2406.16858).
 What a drafter's probabilities are worth is learnt in each request: some are too sure of themselves, others not enough.
-Ended early are drafts of likeliest tokens only. They hold no random numbers, so nothing about them can bend a law.
+A drawn token that ends a draft is proposed like those before it: the law holds for drafts whose end is decided by what
+they hold (:mod:`foredraft.engine.controller`).
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class ModelDrafter(Drafter):
         self._pool.keep = context.max_batch
 
     def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook | None:
-        if self.doubt is not None or not request.sampler.likeliest:
+        if self.doubt is not None or not request.sampler.bare:
             return None
         return self._foresights.setdefault(request.id, Foresight()).outlook(limit, price)
 
@@ -216,9 +216,10 @@ class ModelDrafter(Drafter):
         job.feed = [token]
         if q is not None:
             job.rows.append(q)
-        elif self.doubt is not None or job.foresight is not None:
-            # a sampled draft must not end by what it holds: see engine/controller.py
-            job.chances.append(float(torch.exp(logits[token].float() - logits.float().logsumexp(-1))))
+        if job.foresight is not None or (self.doubt is not None and q is None):
+            plain = logits.float()
+            chance = q[token] if q is not None else torch.exp(plain[token] - plain.logsumexp(-1))
+            job.chances.append(float(chance))
             if self._doubtful(job, job.chances[-1]):
                 job.k = len(job.tokens)
 

@@ -13,13 +13,13 @@ Four details belong to the argument:
 
 - A drafter may say what it expects of its draft (:class:`~foredraft.drafters.outlook.Outlook`), and what it copies from
   the text is part of the past. What it will draw is not, and may not enter.
-- A drafter may draft fewer than k tokens, after looking at those that it drew: every drawn token is still
+- A drafter may draft fewer than k tokens, after looking at those that it drafted: every drawn token is still
   verified, and the rules hold for a draft whose end is decided by what it holds. It may not take one back.
 - A token drafted only to be watched (:meth:`Controller.shadow`) is compared with the text, never used; its random
   number is for drafting at this anchor, and the plain token beside it is drawn with another.
-- Where memory runs out in the middle of a step, the step is begun again, from the same numbers. Its length may then
-  differ, because of how many rows the first try had: its row counts are known in advance unless a drafter both
-  samples and ends drafts early by its own confidence. No built-in drafter does both.
+- Where memory runs out in the middle of a step, the step is begun again, from the same numbers, and its length may then
+  differ. So memory for the longest draft is found before any of it is drawn, and where a cache cannot say beforehand
+  whether it has room, sampled drafts are not ended early.
 """
 
 from __future__ import annotations

@@ -157,6 +157,7 @@ class Loop:
         chosen = [(work, k, n) for work, k, n in zip(ready, ks, asked, strict=True) if n]
         if not chosen:
             return
+        self._make_room(chosen)
         start = self.clock()
         drafts = self._ask(self.drafter, [work for work, _, _ in chosen], [n for _, _, n in chosen])
         times.draft += self.clock() - start
@@ -175,12 +176,29 @@ class Loop:
         if limit:
             try:
                 outlook = drafter.outlook(
-                    request, limit, price if request.speculation.k == "auto" else replace(price, elastic=False)
+                    request, limit, price if self._may_end(request) else replace(price, elastic=False)
                 )
             except Exception as error:
                 self._dismiss(work, error)
                 limit = 0
         return Candidate(request.acceptance, limit, request.speculation, outlook)
+
+    def _may_end(self, request: Request) -> bool:
+        """Whether the request's drafts may end by what they hold: see :mod:`foredraft.engine.controller`."""
+        return request.speculation.k == "auto" and (
+            not request.sampler.sampled or hasattr(self.target.cache, "reserve")
+        )
+
+    def _make_room(self, asked: Sequence[tuple[Work, int, int]]) -> None:
+        """Finds memory for the longest sampled drafts before they are drawn, so that whether there is enough tells
+        nothing about them.
+
+        Raises:
+            CacheFullError: There is not enough.
+        """
+        rows = {w.request.slot: len(w.unread) + n for w, _, n in asked if w.request.sampler.sampled}
+        if rows and hasattr(self.target.cache, "reserve"):
+            self.target.cache.reserve(rows)
 
     def _fit(self, works: Sequence[Work]) -> None:
         """Drafts of requests that have a grammar keep to it, and go on for nothing where it leaves no choice."""

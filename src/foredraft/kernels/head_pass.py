@@ -95,7 +95,7 @@ class HeadDraft:
         laws: ``[n, V]`` float32 that they were drawn from; None for those that were not drawn.
         siblings: For each token the ``branch`` likeliest in its place, itself first, and their probabilities; only if
             more than one was asked for.
-        chances: The head's probability of each token, where likeliest ones were asked for that end early.
+        chances: The head's probability of each token, if the draft might end early: in the law that it was drawn from.
     """
 
     tokens: list[int]
@@ -308,8 +308,8 @@ class HeadPass:
 
 
 def _ask_chances(view: CHeadText, draws: Draws | None) -> ctypes.Array[ctypes.c_double] | tuple[float, ...]:
-    """Lets a draft of likeliest tokens end early; gives the library room for their probabilities."""
-    if draws is None or draws.trust is None or draws.controls is not None:
+    """Lets a draft end early; gives the library room for the tokens' probabilities."""
+    if draws is None or draws.trust is None:
         return ()
     out = (ctypes.c_double * draws.count)()
     view.least, view.chances, view.trust = draws.least, ctypes.addressof(out), draws.trust.buffer_info()[0]

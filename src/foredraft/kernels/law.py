@@ -60,8 +60,8 @@ class Draws:
             wanted. None runs the races of the coupled rule.
         seed: Of the races' noise.
         position: Where the first of the tokens stands, for which there is noise.
-        trust: Where the likeliest are taken, the chance of each to be accepted behind those before it, by ten classes
-            of the drafter's probability of it; None drafts as many as were asked for.
+        trust: The chance of each token to be accepted behind those before it, by ten classes of the drafter's
+            probability of it, in the law that it was drawn from; None drafts as many as were asked for.
         least: With ``trust``, a draft ends with the token that makes the chance of all its tokens less than this.
     """
 

@@ -58,7 +58,7 @@ class RequestSampler:
 
         None if it must be asked for each token.
         """
-        if self.likeliest:
+        if self._likeliest:
             return Draws(count)
         controls = self._law.alone
         if controls is None or self._rule == "exact":
@@ -68,7 +68,12 @@ class RequestSampler:
         return Draws(count, controls, self._noise.uniforms(Purpose.DRAFT, self.anchor, self.anchor, count))
 
     @property
-    def likeliest(self) -> bool:
+    def bare(self) -> bool:
+        """Whether nothing but temperature and filters decides what is drawn: no penalty, grammar or processor."""
+        return self._law.plain
+
+    @property
+    def _likeliest(self) -> bool:
         """Whether every draw is the likeliest token by the logits as they are, the lowest id on ties."""
         return self._rule == "exact" and self._law.plain
 
@@ -91,7 +96,7 @@ class RequestSampler:
             DrafterError: The logits are not ``[n, V]``, hold NaN or +inf, or leave no token.
         """
         self._check(logits, (len(paths),), ids)
-        if ids is not None and self.likeliest:
+        if ids is not None and self._likeliest:
             return self._best(logits, counts, ids.numpy())
         logits = logits if ids is None else self._wide(logits, ids)
         try:

@@ -287,10 +287,11 @@ class Worker : Crew {
         for (long i = 0; i < t.branch; ++i) values[i] = ids[i] < 0 ? 0.0f : k.weight(values[i], top, 1.0f) * by;
     }
 
-    // Whether what was drafted is likely enough for a draft of likeliest tokens to go on.
-    bool sure_enough(HeadText& t, const float* logits, float top) const {
-        if (t.controls || !t.chances) return true;
-        const double chance = 1.0 / rows(isa_).weigh(logits, m_.vocab, top, 1.0f, nullptr);
+    // Whether what was drafted is likely enough for the draft to go on behind token `best` of a row of logits.
+    bool sure_enough(HeadText& t, const float* logits, long best) const {
+        if (!t.chances) return true;
+        const double chance =
+            t.controls ? w_.law[best] : 1.0 / rows(isa_).weigh(logits, m_.vocab, logits[best], 1.0f, nullptr);
         t.chances[t.written - 1] = chance;
         t.sure *= t.trust[std::min(static_cast<int>(10 * chance), 9)];
         return t.sure >= t.least;
@@ -323,7 +324,7 @@ class Worker : Crew {
             if (best < 0) continue;
             if (t.branch > 1) tell_siblings(t, row, row[best]);
             const int64_t token = t.drafted[t.written++] = m_.token_ids[best];
-            if (!sure_enough(t, row, row[best]) || t.written == t.drafts) continue;
+            if (!sure_enough(t, row, best) || t.written == t.drafts) continue;
             std::copy_n(x(last), m_.hidden, feature(static_cast<long>(kept)));
             w_.tokens[kept] = token;
             Part& to = w_.parts[kept++] = p;

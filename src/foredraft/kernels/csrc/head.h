@@ -25,7 +25,7 @@ struct HeadText {
     int64_t capacity;        // rows that the buffer holds; a draft writes up to `drafts` - 1 behind the new ones
     int64_t logits_from;     // wanted are rows from this one on; the others only leave their keys and values
     int64_t drafts;          // tokens to draft behind the last row, and none after one that makes
-    double least;            // the chance of all likeliest tokens so far, `sure`, less than this
+    double least;            // the chance of all tokens so far, `sure`, less than this
     float* cache;            // [2, kv_heads, capacity, head_dim]
     const int32_t* parents;  // [pending + n] counted from the first pending row, -1 the last committed; null for a chain
     int64_t* drafted;        // [drafts] the target's ids
@@ -37,8 +37,8 @@ struct HeadText {
     int64_t branch;          // of the likeliest tokens in each one's place, itself first, so many are told
     int64_t* siblings;       // [drafts, branch] the target's ids
     float* weights;          // [drafts, branch] their probabilities
-    double* chances;         // [drafts] the head's probability of each likeliest token; null if nobody asks
-    const double* trust;     // [10] the chance of such a token by its probability's first decimal; with `chances`
+    double* chances;         // [drafts] the head's probability of each token; null if nobody asks
+    const double* trust;     // [10] the chance of a token by its probability's first decimal; with `chances`
     double sure;
 };
 
