@@ -1,10 +1,10 @@
 """How well the embedded EAGLE-3 head drafts, beside lookup: acceptance by position, tokens a pass, speed.
 
-Prompts of every category of ``foredraft bench``, none of which the head was trained on; chains of 1, 3 and 5 tokens, a
-spine of 8 (a chain with siblings) and a tree of 16, greedy and at temperature 1 (block verification, which for trees is
-traversal). The methods take
-turns prompt by prompt, so that a disturbance meets all of them alike. Results go to ``results/eagle.json``, a part a
-category and temperature; finished parts stay.
+Prompts of every category of ``foredraft bench``, none of which the head was trained on; chains of 1, 3 and 5 tokens
+with four bits of each of the head's weights, one of 5 with eight, chains that end by themselves, a spine of 8 (a chain with
+siblings) and a tree of 16, greedy and at temperature 1 (block verification, which for trees is traversal). The methods
+take turns prompt by prompt, so that a disturbance meets all of them alike. Results go to ``results/eagle.json``, a part
+a category and temperature; finished parts stay.
 The part "costs of a step" tells what a step of the head takes beside a pass of the target.
 
     python benchmarks/eagle.py [--prompts 4] [--tokens 128] [--head FOLDER] [--activations float32]
@@ -31,12 +31,13 @@ from foredraft.kernels.law import Draws
 from foredraft.models.base import Segment
 from foredraft.models.loading import load_model
 
-METHODS = {  # HEAD stands for the folder of a head, if one is given
+METHODS = {  # HEAD stands for the folder of a head, if one is given, EIGHT for that with eight bits a weight
     "plain": (None, 0),
     "lookup k=5": ("lookup", 5),
     "eagle3 k=1": ("eagle3HEAD", 1),
     "eagle3 k=3": ("eagle3HEAD", 3),
     "eagle3 k=5": ("eagle3HEAD", 5),
+    "eagle3 k=5, 8 bits": ("eagle3EIGHT", 5),
     "eagle3 k=auto": ("eagle3HEAD", "auto"),
     "spine of 8": ("tree:eagle3HEAD", 8),
     "spine, k=auto": ("tree:eagle3HEAD", "auto"),
@@ -129,8 +130,9 @@ def main() -> None:
     record = Record(options.name, options.fresh)
     record.data["settings"] = vars(options)
     own = f":{options.head}" if options.head else ""
+    eight = f"{own},bits=8" if own else ":bits=8"
     made = {
-        drafter: Engine(loaded, drafter and drafter.replace("HEAD", own), prefix_reuse=False)
+        drafter: Engine(loaded, drafter and drafter.replace("HEAD", own).replace("EIGHT", eight), prefix_reuse=False)
         for drafter in {drafter for drafter, _ in METHODS.values()}
     }
     engines = {name: made[drafter] for name, (drafter, _) in METHODS.items()}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from foredraft.bench.plots import PICTURES, png, svg
-from foredraft.bench.results import DEFAULT_TARGET
 from foredraft.bench.tables import NONE, Table, View, tables
 from foredraft.bench.workloads import prompts
 from foredraft.files import replace_text
@@ -96,10 +96,10 @@ def noise(view: View) -> str:
 
 
 def _markdown(view: View, images: Path, stem: str) -> str:
-    data = view.data
-    lines = [f"## {data['target']}", *(f"- {line}" for line in findings(view)), "", _where(view), ""]
+    own = stem.removeprefix("speed").removeprefix("-")  # a further run of the same target has a name of its own, too
+    lines = [f"## {own or view.data['target']}", *(f"- {line}" for line in findings(view)), "", _where(view), ""]
     for picture in PICTURES:
-        name = picture.name if data["target"] == DEFAULT_TARGET else f"{picture.name}-{stem.removeprefix('speed-')}"
+        name = f"{picture.name}-{own}" if own else picture.name
         images.mkdir(parents=True, exist_ok=True)
         if png(picture, view, images / f"{name}.png"):
             lines += [f"![{picture.caption}](img/{name}.png)", ""]
@@ -123,7 +123,18 @@ def _where(view: View) -> str:
     threads = ", ".join(sorted({str(run["threads"]) for run in runs}))
     return (
         f"Measured {' and '.join(dates)} in {len(runs)} window{'s' if len(runs) != 1 else ''} on {machine['cores']} "
-        f"cores of {machine['cpu']}, {threads} threads for every engine, {len(view.cells)} cells. {noise(view)}"
+        f"cores of {machine['cpu']} ({_vectors(machine['cpu_flags'])}), {threads} threads for every engine, "
+        f"{len(view.cells)} cells. {noise(view)}"
+    )
+
+
+def _vectors(flags: Sequence[str]) -> str:
+    """The widest instructions that the kernels have code for."""
+    names = {"avx512_vnni": "AVX-512 with VNNI", "avx2": "AVX2"}
+    return (
+        next((said for flag, said in names.items() if flag in flags), "")
+        or ", ".join(flags)
+        or "no vector instructions"
     )
 
 
