@@ -1,10 +1,10 @@
 """How well the embedded EAGLE-3 head drafts, beside lookup: acceptance by position, tokens a pass, speed.
 
 Prompts of every category of ``foredraft bench``, none of which the head was trained on; chains of 1, 3 and 5 tokens
-with four bits of each of the head's weights, one of 5 with eight, chains that end by themselves, a spine of 8 (a chain with
-siblings) and a tree of 16, greedy and at temperature 1 (block verification, which for trees is traversal). The methods
-take turns prompt by prompt, so that a disturbance meets all of them alike. Results go to ``results/eagle.json``, a part
-a category and temperature; finished parts stay.
+with four bits of each of the head's weights, one of 5 with eight, chains that end by themselves, a spine of 8 (a chain
+with siblings) and a tree of 16, greedy and at temperature 1 (block verification, which for trees is traversal). The
+methods take turns prompt by prompt, so that a disturbance meets all of them alike. Results go to
+``results/eagle.json``, a part a category and temperature; finished parts stay.
 The part "costs of a step" tells what a step of the head takes beside a pass of the target.
 
     python benchmarks/eagle.py [--prompts 4] [--tokens 128] [--head FOLDER] [--activations float32]
