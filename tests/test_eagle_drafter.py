@@ -13,11 +13,13 @@ import torch
 from foredraft import Engine, SamplingParams
 from foredraft.config import SpeculationConfig
 from foredraft.drafters import eagle
+from foredraft.drafters.base import DrafterContext, DraftRequest
 from foredraft.drafters.eagle import Eagle3Drafter
 from foredraft.drafters.eagle_checkpoint import build_head
 from foredraft.drafters.eagle_head import EagleHead, HeadSegment
 from foredraft.drafters.eagle_step import CompiledStep
-from foredraft.errors import VocabularyMismatchError
+from foredraft.drafters.outlook import Outlook, StepPrice
+from foredraft.errors import ConfigError, VocabularyMismatchError
 from foredraft.kernels import available
 from foredraft.models.decoder import Decoder
 from foredraft.sampling import RequestSampler
@@ -119,6 +121,29 @@ def test_the_law_is_the_targets(target: Decoder, verify: str, at_once: bool) -> 
     kinds = sorted({tuple(text) for texts in counts for text in texts})
     table = [[float(texts.count(list(kind))) for kind in kinds] for texts in counts]
     assert two_sample(*table).p_value > 1e-4
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_outlook_is_the_heads_own_only_where_it_learns_from_its_drafts(
+    target: Decoder, at_once: bool, temperature: float
+) -> None:
+    """A head that is asked for each token does not tell how sure it was: there the engine judges by acceptance."""
+    drafter = Eagle3Drafter(head_for(target, table=at_once))
+    seen: list[tuple[bool, int]] = []
+    ask = drafter.outlook
+
+    def outlook(request: DraftRequest, limit: int, price: StepPrice) -> Outlook | None:
+        found = ask(request, limit, price)
+        seen.append((found is not None, sum(rate.tries > 0 for rate in drafter._texts[request.id].foresight._grades)))
+        return found
+
+    drafter.outlook = outlook  # type: ignore[method-assign]
+    params = SamplingParams(temperature=temperature, max_tokens=40, ignore_eos=True)
+    Engine(target, drafter, max_k=4).generate([PROMPTS[1]], params)
+    own = temperature == 0 or drafter.head.draws
+    assert {foreseen for foreseen, _ in seen} == {own}
+    assert (seen[-1][1] > 0) == own
 
 
 def test_a_head_that_has_read_the_text_in_parts_drafts_the_same(target: Decoder) -> None:
@@ -230,3 +255,23 @@ def test_a_head_of_another_target_is_refused(target: Decoder) -> None:
     head.shape = dataclasses.replace(head.shape, vocab=7)
     with pytest.raises(VocabularyMismatchError, match="made for a target of vocabulary 7"):
         Engine(target, Eagle3Drafter(head))
+
+
+@pytest.mark.parametrize(
+    ("argument", "found"),
+    [
+        ("", ("", 4)),
+        ("my/head", ("my/head", 4)),
+        ("bits=8", ("", 8)),
+        ("my/head,bits=32", ("my/head", 32)),
+        ("orbits=8", ("orbits=8", 4)),
+    ],
+)
+def test_how_many_bits_are_kept_can_be_asked_for(argument: str, found: tuple[str, int]) -> None:
+    assert eagle._bits(argument) == found
+
+
+@pytest.mark.parametrize("argument", ["bits=5", "my/head,bits=", "bits=eight"])
+def test_other_numbers_of_bits_are_refused(argument: str, target: Decoder) -> None:
+    with pytest.raises(ConfigError, match="bits must be 4, 8 or 32"):
+        Eagle3Drafter.from_spec(argument, DrafterContext(target, None))

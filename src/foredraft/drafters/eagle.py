@@ -127,7 +127,14 @@ class Eagle3Drafter(Drafter):
 
     def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook | None:
         text = self._texts.get(request.id)
-        return text.foresight.outlook(limit, price) if text is not None and request.sampler.bare else None
+        if text is None or not request.sampler.bare or not self._foresees(request):
+            return None
+        return text.foresight.outlook(limit, price)
+
+    def _foresees(self, request: DraftRequest) -> bool:
+        """Whether the head chooses the request's tokens by itself, and so knows how sure it is of them."""
+        plan = None if self.head.draws else request.sampler.ahead(1)
+        return self.head.draws or (plan is not None and plan.controls is None)
 
     def propose(self, request: DraftRequest, k: int) -> Draft:
         return self.propose_batch([request], [k])[0]
