@@ -176,7 +176,10 @@ def test_a_sampled_draft_ends_early_where_room_was_found_before(verify: str) -> 
         assert isinstance(drafter, ModelDrafter)
         ended[found], ask = 0, drafter.propose_batch
 
-        def propose_batch(requests, ks, found=found, ask=ask):  # type: ignore[no-untyped-def]
+        def propose_batch(requests, ks, found=found, ask=ask, made=made):  # type: ignore[no-untyped-def]
+            cache = made.target.cache
+            if isinstance(cache, Roomy) and verify != "coupled":  # before anything is drawn
+                assert cache.found[requests[0].slot] == len(requests[0].ids) + ks[0]
             drafts = ask(requests, ks)
             ended[found] += drafts[0].k < ks[0]
             return drafts
