@@ -18,8 +18,8 @@ from rig import chain, oracle
 from test_combined import Clock, Costly, Timed
 
 from foredraft import Engine, SamplingParams
-from foredraft.drafters import CombinedDrafter, Drafter
-from foredraft.drafters import combined as module
+from foredraft.drafters import CombinedDrafter, Drafter, combined
+from foredraft.drafters import part as part_module
 
 TEXTS, TOKENS, WARM, LOSS = 2, 800, 300, 0.03
 Rates = Callable[[int], tuple[float, float]]
@@ -173,5 +173,5 @@ def test_long_stretches_are_won() -> None:
 def test_either_correction_is_needed(
     name: str, value: float, pattern: str, costs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(part_module if name == "HOPE" else combined, name, value)
     assert losses(pattern, costs)[1] > LOSS

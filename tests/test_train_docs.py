@@ -92,7 +92,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert config["speculators_config"]["verifier"]["name_or_path"] == "my-org/my-model"
     assert Path("run/history.png").stat().st_size > 1000
     history = json.loads(Path("run/history.json").read_text())
-    assert history[-1]["step"] == 13
+    assert history[-1]["step"] == 12
     with pytest.raises(SystemExit):  # the run is complete: it ends at once, with the same head
         run(shlex.split(commands()[1])[1:])
     assert json.loads(Path("run/history.json").read_text()) == history
