@@ -55,8 +55,9 @@ class Roomy(TableCache):
 
     def append(self, segments: Sequence[Segment], limit: int | None) -> None:
         for segment in segments:
-            if segment.slot in self.found:
+            if self.found:  # then for all of the pass
                 assert self.length(segment.slot) + len(segment.tokens) <= self.found[segment.slot]
+        self.found = {}
         super().append(segments, limit)
 
 
@@ -159,6 +160,18 @@ def test_a_fixed_length_is_drafted_whole(params: SamplingParams) -> None:
     made, _ = engine(hedging(lambda at: 0.15, lambda at: False), k=6)
     for result in made.generate(PROMPTS, params):
         assert {step.drafted for step in result.stats.trace[1:-7]} == {6}
+
+
+def test_room_is_found_for_all_of_a_pass() -> None:
+    """A cache that only checks must hear of the others, too, or what was drawn would decide whether it has room."""
+    made, _ = engine(hedging(varied, lambda at: True), row=0.01, token=0.01, roomy=True)
+    cache, found = made.target.cache, list[int]()
+    assert isinstance(cache, Roomy)
+    reserve = cache.reserve
+    cache.reserve = lambda rows: found.append(len(rows)) or reserve(rows)  # type: ignore[method-assign,func-returns-value]
+    params = [SamplingParams(max_tokens=60, temperature=1.0), SamplingParams(max_tokens=60)]
+    made.generate(PROMPTS[:2], params)
+    assert max(found) == 2
 
 
 def varied(at: int) -> float:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -157,7 +157,7 @@ class Loop:
         chosen = [(work, k, n) for work, k, n in zip(ready, ks, asked, strict=True) if n]
         if not chosen:
             return
-        self._make_room(chosen)
+        self._make_room(works, {id(work): n for work, _, n in chosen})
         start = self.clock()
         drafts = self._ask(self.drafter, [work for work, _, _ in chosen], [n for _, _, n in chosen])
         times.draft += self.clock() - start
@@ -189,16 +189,25 @@ class Loop:
             not request.sampler.sampled or hasattr(self.target.cache, "reserve")
         )
 
-    def _make_room(self, asked: Sequence[tuple[Work, int, int]]) -> None:
-        """Finds memory for the longest sampled drafts before they are drawn, so that whether there is enough tells
-        nothing about them.
+    def _make_room(self, works: Sequence[Work], asked: Mapping[int, int]) -> None:
+        """Finds memory for the longest pass that there can be before any draft is drawn, so that whether there is
+        enough tells nothing about sampled ones.
+
+        Args:
+            works: All of the pass; some caches only check all of them together.
+            asked: ``id(work)`` -> tokens asked for.
 
         Raises:
             CacheFullError: There is not enough.
         """
-        rows = {w.request.slot: len(w.unread) + n for w, _, n in asked if w.request.sampler.sampled}
-        if rows and hasattr(self.target.cache, "reserve"):
-            self.target.cache.reserve(rows)
+        reserve = getattr(self.target.cache, "reserve", None)
+        if reserve is None or not any(w.request.sampler.sampled for w in works if id(w) in asked):
+            return
+        rows = {}
+        for work in works:
+            forced = self._limit(work) if work.complete and work.request.law.grammar else 0
+            rows[work.request.slot] = len(work.unread) + max(asked.get(id(work), 0), forced)
+        reserve(rows)
 
     def _fit(self, works: Sequence[Work]) -> None:
         """Drafts of requests that have a grammar keep to it, and go on for nothing where it leaves no choice."""
