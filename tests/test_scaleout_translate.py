@@ -181,6 +181,8 @@ def test_the_shared_pool_is_off_and_that_is_said() -> None:
         ("model:smollm2-135m", "GGUF", "foredraft export smollm2-135m --out smollm2-135m-dense"),
         ("model:small/one@4", "whole", "write model:small/one"),
         ("model:small/one,doubt=1", "one length", "write model:small/one"),
+        ("eagle3:small/head,bits=8", "number type", "write eagle3:small/head"),
+        ("eagle3:bits=8", "number type", "write eagle3"),
         ("model:./nowhere", "no folder and no hub id", "give a model's folder"),
         ("eagle3:nowhere", "no readable config.json", "give the folder"),
     ],

@@ -188,6 +188,13 @@ def _model(argument: str, k: int | None, target: Model) -> Speculation:
 
 
 def _eagle3(argument: str, k: int | None, target: Model) -> Speculation:
+    head, found, _ = argument.rpartition("bits=")
+    if found and (not head or head.endswith(",")):
+        raise ConfigError(
+            "vLLM keeps the number type of the head's file",
+            field=SPECULATIVE,
+            remedy=f"write eagle3:{head}".rstrip(":,"),
+        )
     folder = Path(argument).expanduser() if argument else Path(str(files("foredraft") / "assets" / EMBEDDED))
     config = _read_config(folder, SPECULATIVE)
     if config.get("speculators_model_type") != "eagle3":
