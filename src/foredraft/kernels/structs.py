@@ -104,7 +104,6 @@ class CHeadText(Structure):
         ("weights", c_void_p),
         ("chances", c_void_p),
         ("trust", c_void_p),
-        ("sure", c_double),
     ]
 
 

@@ -23,6 +23,7 @@ struct Part {
     long first;    // its first new row
     long pending;
     long wanted;   // its first wanted row, counted among those of all texts
+    double sure = 1.0;  // the chance that all that was drafted is accepted
 };
 
 // Memory of a step; the caller's thread keeps it for the next.
@@ -76,36 +77,6 @@ void arrange(Workspace& w) {
         for (long i = t.logits_from; i < rows; ++i) w.wanted.push_back(first + i);
         first += rows;
     }
-}
-
-// The largest of n logits, the first of equals; -1 if one is NaN or the largest is no number.
-long largest(const float* x, long n) {
-    using V4 = float __attribute__((vector_size(16)));
-    using I4 = int32_t __attribute__((vector_size(16)));
-    constexpr int kWays = 4;
-    const V4 low = V4{} - HUGE_VALF;
-    V4 top[kWays] = {low, low, low, low};
-    I4 odd[kWays] = {};
-    long i = 0;
-    for (; i + 4 * kWays <= n; i += 4 * kWays) {
-        for (int w = 0; w < kWays; ++w) {
-            const V4 v = load<V4>(x + i + 4 * w);
-            odd[w] |= v != v;
-            top[w] = v > top[w] ? v : top[w];
-        }
-    }
-    float best = -HUGE_VALF;
-    bool nan = false;
-    const auto see = [&](float v, bool strange) {
-        nan = nan || strange;
-        best = v > best ? v : best;
-    };
-    for (int w = 0; w < kWays; ++w) {
-        for (int j = 0; j < 4; ++j) see(top[w][j], odd[w][j] != 0);
-    }
-    for (; i < n; ++i) see(x[i], x[i] != x[i]);
-    if (nan || !std::isfinite(best)) return -1;
-    return std::find(x, x + n, best) - x;
 }
 
 // One thread's view of a step.
@@ -288,13 +259,14 @@ class Worker : Crew {
     }
 
     // Whether what was drafted is likely enough for the draft to go on behind token `best` of a row of logits.
-    bool sure_enough(HeadText& t, const float* logits, long best) const {
+    bool sure_enough(Part& p, const float* logits, long best) const {
+        const HeadText& t = *p.text;
         if (!t.chances) return true;
         const double chance =
             t.controls ? w_.law[best] : 1.0 / rows(isa_).weigh(logits, m_.vocab, logits[best], 1.0f, nullptr);
         t.chances[t.written - 1] = chance;
-        t.sure *= t.trust[std::min(static_cast<int>(10 * chance), 9)];
-        return t.sure >= t.least;
+        p.sure *= t.trust[std::min(static_cast<int>(10 * chance), 9)];
+        return p.sure >= t.least;
     }
 
     // The noise of a position belongs to the target's tokens, so these run.
@@ -320,11 +292,11 @@ class Worker : Crew {
             if (t.drafts == 0) continue;
             const long last = p.wanted + p.seen.rows - p.pending - t.logits_from - 1;
             const float* row = logits + last * m_.vocab;
-            const long best = t.controls ? drawn(t, row) : largest(row, m_.vocab);
+            const long best = t.controls ? drawn(t, row) : rows(isa_).argmax(row, m_.vocab);
             if (best < 0) continue;
             if (t.branch > 1) tell_siblings(t, row, row[best]);
             const int64_t token = t.drafted[t.written++] = m_.token_ids[best];
-            if (!sure_enough(t, row, best) || t.written == t.drafts) continue;
+            if (!sure_enough(p, row, best) || t.written == t.drafts) continue;
             std::copy_n(x(last), m_.hidden, feature(static_cast<long>(kept)));
             w_.tokens[kept] = token;
             Part& to = w_.parts[kept++] = p;
@@ -353,7 +325,6 @@ void fd_head(const Head* m, HeadStep* step) {
     w.parts.clear();
     for (HeadText* t = s.text; t < s.text + s.texts; ++t) {
         t->written = 0;
-        t->sure = 1;
         w.parts.push_back({t, {0, t->pending + t->rows, t->committed, t->capacity, t->cache, t->parents}, 0, t->pending, 0});
         drafts = std::max<long>(drafts, t->drafts);
         wanted += t->rows - t->logits_from;

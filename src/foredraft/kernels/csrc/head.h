@@ -24,8 +24,8 @@ struct HeadText {
     int64_t position;        // of the row that follows the last committed one
     int64_t capacity;        // rows that the buffer holds; a draft writes up to `drafts` - 1 behind the new ones
     int64_t logits_from;     // wanted are rows from this one on; the others only leave their keys and values
-    int64_t drafts;          // tokens to draft behind the last row, and none after one that makes
-    double least;            // the chance of all tokens so far, `sure`, less than this
+    int64_t drafts;          // tokens to draft behind the last row
+    double least;            // with `chances`: a draft ends with the token that makes the chance of all of it less than this
     float* cache;            // [2, kv_heads, capacity, head_dim]
     const int32_t* parents;  // [pending + n] counted from the first pending row, -1 the last committed; null for a chain
     int64_t* drafted;        // [drafts] the target's ids
@@ -39,7 +39,6 @@ struct HeadText {
     float* weights;          // [drafts, branch] their probabilities
     double* chances;         // [drafts] the head's probability of each token; null if nobody asks
     const double* trust;     // [10] the chance of a token by its probability's first decimal; with `chances`
-    double sure;
 };
 
 struct HeadStep {
