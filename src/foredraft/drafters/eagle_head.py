@@ -29,7 +29,8 @@ from foredraft.models.rope import RopeTable, rotate
 __all__ = ["ALONE", "EagleHead", "HeadSegment", "HeadShape", "HeadState", "HeadWeights"]
 
 ALONE = 32
-"""Rows up to which a step is left to one thread: sharing its many small products out takes longer than doing them."""
+"""Rows up to which a step is left to one thread, since sharing its many small products out may take longer than doing
+them, and a draft to one or all, whichever has been quicker (:class:`~foredraft.drafters.timing.Team`)."""
 
 
 class EagleHead:

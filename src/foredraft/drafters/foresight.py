@@ -14,36 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foredraft.drafters.outlook import Outlook, StepPrice
+from foredraft.drafters.rate import Rate
 
 TRUST = (0.09, 0.2, 0.33, 0.43, 0.54, 0.64, 0.74, 0.81, 0.88, 0.97)
 """Acceptance of a token to which the drafter gives a probability below 0.1, below 0.2, …, before anything was seen:
 what the head that comes with foredraft had in 2,200 drafts of eight kinds of text.
 """
-WEIGHT = 2.0
-DECAY = 0.93
 FAR = 4  # a further row costs what those up to here cost on average: single prices are noisy, and rise in stairs
 
 
 def grade(chance: float) -> int:
     """The class in :data:`TRUST` of a probability."""
     return min(int(chance * len(TRUST)), len(TRUST) - 1)
-
-
-@dataclass(slots=True)
-class _Rate:
-    """How often something comes true, of late; ``prior`` before anything was seen."""
-
-    prior: float
-    hits: float = 0.0
-    tries: float = 0.0
-
-    def see(self, hits: int, tries: int) -> None:
-        self.hits = DECAY * self.hits + hits
-        self.tries = DECAY * self.tries + tries
-
-    @property
-    def value(self) -> float:
-        return (WEIGHT * self.prior + self.hits) / (WEIGHT + self.tries)
 
 
 @dataclass(slots=True)
@@ -57,11 +39,11 @@ class Foresight:
 
     least: float = 0.0
     trust: array[float] = field(default_factory=lambda: array("d", TRUST))
-    _grades: list[_Rate] = field(default_factory=lambda: [_Rate(rate) for rate in TRUST])
-    _first: _Rate = field(default_factory=lambda: _Rate(0.7))  # a first token is accepted
-    _next: _Rate = field(default_factory=lambda: _Rate(0.75))  # a further one is, if all before it are
-    _on: _Rate = field(default_factory=lambda: _Rate(0.6))  # behind a drafted token another one is drafted
-    _on_right: _Rate = field(default_factory=lambda: _Rate(0.7))  # the same behind one that is accepted
+    _grades: list[Rate] = field(default_factory=lambda: [Rate(rate) for rate in TRUST])
+    _first: Rate = field(default_factory=lambda: Rate(0.7))  # a first token is accepted
+    _next: Rate = field(default_factory=lambda: Rate(0.75))  # a further one is, if all before it are
+    _on: Rate = field(default_factory=lambda: Rate(0.6))  # behind a drafted token another one is drafted
+    _on_right: Rate = field(default_factory=lambda: Rate(0.7))  # the same behind one that is accepted
     _made: tuple[int, Sequence[float]] | None = None  # the draft that is being verified
 
     def outlook(self, limit: int, price: StepPrice) -> Outlook | None:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from foredraft.drafters.base import Drafter, DraftRequest
 from foredraft.drafters.outlook import Outlook, StepPrice
+from foredraft.drafters.rate import Rate
 from foredraft.drafters.timing import DraftTimes, median
 from foredraft.types import Draft
 
 PRIOR_RATE = 0.7
-PRIOR_WEIGHT = 2.0
-DECAY = 0.93  # of the rate that draft lengths follow: as the engine's for a drafter alone
+PRIOR_WEIGHT = 2.0  # plain steps
 MEMORY = 0.99  # of speeds, a drafted step
 HOPE = 0.5
 RECENT = 9
@@ -29,23 +29,16 @@ class Record:
     """Acceptance of one drafter in one request.
 
     Attributes:
-        accepted: Tokens of its latest drafts that were accepted, and
-        rejected: drafts of which one was not.
+        acceptance: Of drafted tokens behind accepted ones.
         ended: Length of the text after its latest step; what was written since it has yet to read.
         tokens: What its steps wrote, in tokens of plain steps, and
         seconds: what they took, in seconds of plain steps.
     """
 
-    accepted: float = 0.0
-    rejected: float = 0.0
+    acceptance: Rate = field(default_factory=lambda: Rate(PRIOR_RATE))
     ended: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        seen = self.accepted + self.rejected
-        return (PRIOR_RATE * PRIOR_WEIGHT + self.accepted) / (PRIOR_WEIGHT + seen)
 
     def promise(self, expected: Callable[[], float]) -> float:
         """Speed over plain decoding that its next step may well have; ``expected()`` before it has drafted."""
@@ -60,8 +53,7 @@ class Record:
 
     def update(self, drafted: int, accepted: int) -> None:
         if drafted:
-            self.accepted = DECAY * self.accepted + accepted
-            self.rejected = DECAY * self.rejected + (accepted < drafted)
+            self.acceptance.see(accepted, accepted + (accepted < drafted))
 
 
 class Costs:
@@ -135,7 +127,7 @@ class Part:
         mine = self.costs.price(record, len(request.ids), price)
         own = self.drafter.outlook(request, limit, mine)
         if own is None:
-            rate = record.rate
+            rate = record.acceptance.value
             own = Outlook(tuple(rate**j for j in range(1, limit + 1)), watched=False)
         if own.seconds is not None:
             return own
