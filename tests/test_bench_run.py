@@ -204,6 +204,19 @@ def test_rows_that_cannot_be_had_say_why() -> None:
     assert all(row.baseline in {other.name for other in rows} for row in rows)
 
 
+@pytest.mark.parametrize("bfloat16", [True, False])
+def test_vllm_speculates_in_its_best_precision(bfloat16: bool) -> None:
+    rows = all_rows(Setting(TARGET, None, 2, 512, lambda text: None, bfloat16=bfloat16), ("vllm",))
+    by_name = {row.name: row for row in rows}
+    suffix = by_name["vllm suffix" if bfloat16 else "vllm suffix (float32)"]
+    assert (
+        suffix.options["dtype"] == by_name[suffix.baseline].options["dtype"] == ("bfloat16" if bfloat16 else "float32")
+    )
+    assert (by_name["vllm plain"].absent is None) == bfloat16
+    assert by_name["vllm plain (float32)"].absent is None
+    assert len({row.process for row in rows}) == len(rows)
+
+
 @needs_model
 @pytest.mark.real_model
 def test_foredraft_beside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

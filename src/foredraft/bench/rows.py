@@ -55,7 +55,8 @@ class Row:
     @property
     def baseline(self) -> str:
         """Name of the row of the same engine and precision that decodes plainly."""
-        return self.name if self.plain else row_name(self.engine, "plain", self.activations if self.ours else "")
+        named = self.ours or self.name == row_name(self.engine, self.mode, self.activations)
+        return self.name if self.plain else row_name(self.engine, "plain", self.activations if named else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Setting:
     say: Callable[[str], None]
     head: str | None = None
     drafters: tuple[str, ...] = ()
+    bfloat16: bool = True  # whether the processor has instructions for it that vLLM's products use
 
 
 def row_name(engine: str, mode: str, activations: str = "") -> str:
@@ -197,34 +199,28 @@ def _vllm(setting: Setting) -> list[Row]:
     suffix = {"method": "suffix", "num_speculative_tokens": 16, "suffix_decoding_max_cached_requests": 0}
     draft = {"method": "draft_model", "model": setting.draft, "num_speculative_tokens": 4}
     eagle = {"method": "eagle3", "model": setting.head, "num_speculative_tokens": 3}
-    rows = []
-    for mode, speculative in (
-        ("plain", None),
-        ("ngram", ngram),
-        ("suffix", suffix),
-        ("draft model", draft),
-        (EAGLE, eagle),
-    ):
-        options = {"dtype": "bfloat16", "speculative": speculative}
-        row = _row(
-            setting,
-            "vllm",
-            mode,
-            "vllm_worker",
-            options,
-            batches=True,
-            own_process=True,
-            needs_draft=mode == "draft model",
-        )
-        if mode == EAGLE and setting.head is None:
-            row = replace(row, absent="no exported head was given (--head)")
-        rows.append(row)
-    plain = rows[0]
-    weights = "float32, dequantised from the same GGUF"
-    options = plain.options | {"dtype": "float32"}
-    name = row_name("vllm", "plain", "float32")
-    return [*rows, replace(plain, name=name, weights=weights, activations="float32", process=name, options=options)]
+    speculative: dict[str, dict[str, Any]] = {"ngram": ngram, "suffix": suffix, "draft model": draft, EAGLE: eagle}
+    if setting.bfloat16:
+        dense = _vllm_row(setting, "plain", "float32")
+        return [*(_vllm_row(setting, mode, "", speculative.get(mode)) for mode in ("plain", *speculative)), dense]
+    plain = replace(_vllm_row(setting, "plain", ""), absent=NO_BFLOAT16)
+    return [plain, *(_vllm_row(setting, mode, "float32", speculative.get(mode)) for mode in ("plain", *speculative))]
 
+
+def _vllm_row(setting: Setting, mode: str, precision: str, speculative: dict[str, Any] | None = None) -> Row:
+    """In bfloat16, or in the precision that is named."""
+    options = {"dtype": precision or "bfloat16", "speculative": speculative}
+    needs_draft = mode == "draft model"
+    row = _row(setting, "vllm", mode, "vllm_worker", options, batches=True, needs_draft=needs_draft)
+    if mode == EAGLE and setting.head is None:
+        row = replace(row, absent="no exported head was given (--head)")
+    if precision:
+        weights = f"{precision}, dequantised from the same GGUF"
+        row = replace(row, name=row_name("vllm", mode, precision), weights=weights, activations=precision)
+    return replace(row, process=row.name)  # each loads a model of its own
+
+
+NO_BFLOAT16 = "the processor lacks AVX-512: products in bfloat16 would be reference code, float32 is faster"
 
 _PRECISION = {
     "transformers": ("bfloat16, dequantised from the same GGUF", "bfloat16"),
@@ -242,15 +238,13 @@ def _row(
     extra: dict[str, Any],
     *,
     batches: bool = False,
-    own_process: bool = False,
     needs_draft: bool = False,
 ) -> Row:
     """A peer's row, with the paths of its weights; absent if they cannot be had."""
     weights, activations = _PRECISION[engine]
     name = row_name(engine, mode)
     options = {"threads": setting.threads, "max_context": setting.max_context} | extra
-    process = name if own_process else engine
-    row = Row(name, engine, mode, weights, activations, process, worker, options, batches)
+    row = Row(name, engine, mode, weights, activations, engine, worker, options, batches)
     if needs_draft and setting.draft is None:
         return replace(row, absent="no smaller model shares the target's vocabulary; see the larger pair")
     return row

@@ -125,7 +125,18 @@ def run(options: Options, show: Show, folder: Path | None) -> Results:
     contexts = [size for size in preset.contexts if size + preset.tokens + MARGIN <= shape.max_positions]
     preset = replace(preset, contexts=tuple(contexts))
     longest = max([*contexts, 1024]) + preset.tokens + MARGIN
-    setting = Setting(options.target, options.draft, threads, longest, show.line, options.head, options.drafters)
+    origin = provenance(measure=False)
+    flags = origin["machine"]["cpu_flags"]
+    setting = Setting(
+        options.target,
+        options.draft,
+        threads,
+        longest,
+        show.line,
+        options.head,
+        options.drafters,
+        bfloat16="avx512bw" in flags or "avx2" not in flags,
+    )
     rows = _chosen(all_rows(setting, options.engines, options.urls), options.only)
     tokenizer = tokenizer_from_gguf(GGUFFile(gguf).metadata, str(gguf))
     if tokenizer is None:
@@ -133,7 +144,6 @@ def run(options: Options, show: Show, folder: Path | None) -> Results:
     store = store_of(options.target, options.fresh)
     for pattern in options.redo:
         show.line(f"{pattern}: {store.forget(pattern)} cells forgotten")
-    origin = provenance(measure=False)
     bench = Bench(rows, _with_ids(tokenizer, contexts), store, show, threads, origin["commit"])
     bandwidths = [_bandwidth(threads)]
     try:

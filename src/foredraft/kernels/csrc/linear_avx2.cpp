@@ -27,7 +27,7 @@ namespace {
 // Streams far ahead: the hardware prefetcher stops at page borders and panels are read side by side. Near a panel's end
 // what comes next is not its neighbour, which is being read too, but the first panel of the next tile: a tile that had
 // to wait for its first kilobytes would lose as much time as it takes to multiply several rows.
-constexpr size_t kAhead = 4096;
+constexpr size_t kAhead = 8192;
 template <int Bytes>
 FD_INLINE void prefetch(const uint8_t* p) {
     FD_UNROLL
