@@ -11,11 +11,11 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from foredraft.drafters.base import DrafterContext, DraftRequest, require_trees
 from foredraft.drafters.copying import Copy, CopyDrafter
-from foredraft.drafters.suffix_automaton import Place, SuffixAutomaton
+from foredraft.drafters.suffix_compiled import automaton
 from foredraft.drafters.suffix_file import load, save, vocabulary
 from foredraft.drafters.suffix_pool import SuffixPool
 from foredraft.errors import ConfigError
@@ -31,45 +31,25 @@ class _Search:
     def __init__(self, drafter: SuffixDrafter, tenant: str) -> None:
         self.drafter = drafter
         self.tenant = tenant
-        self.own = SuffixAutomaton(drafter.depth)
-        self.places: dict[SuffixAutomaton, Place] = {}
+        self.own = automaton(drafter.depth)
+        self.places: dict[Any, Any] = {}  # automaton of past outputs -> place
 
     def copy(self, ids: Sequence[int], limit: int) -> Copy | None:
-        """The copy with the highest expected number of accepted tokens, the sum of its path probabilities D."""
-        best: tuple[float, Copy | None] = (0.0, None)
-        for automaton, place in self._ends(ids):
-            for state, match in automaton.contexts(place):
-                budget = min(limit, int(self.drafter.factor * match))
-                if budget <= best[0]:
-                    break
-                copy = self._follow(automaton, state, match, budget)
-                products: list[float] = []
-                for parent, share in copy.nodes():
-                    products.append(share * products[parent] if parent >= 0 else share)
-                if sum(products) > best[0]:
-                    best = sum(products), copy
-        return best[1]
-
-    def _follow(self, automaton: SuffixAutomaton, state: int, match: int, budget: int) -> Copy:
-        if self.drafter.tree:
-            tokens, shares, parents = automaton.likeliest_tree(state, match, budget, self.drafter.min_prob)
-            return Copy(tuple(tokens), match, tuple(shares), tuple(parents))
-        tokens, shares = automaton.likeliest(state, match, budget, self.drafter.min_prob)
-        return Copy(tuple(tokens), match, tuple(shares))
-
-    def _ends(self, ids: Sequence[int]) -> list[tuple[SuffixAutomaton, Place]]:
-        """The text's end in every automaton: its own first, then those of past outputs, the youngest first."""
+        """The copy that is worth most; of equals the text's own, then that of the youngest outputs."""
+        drafter = self.drafter
+        rules = (limit, drafter.factor, drafter.min_prob, drafter.tree)
         new = ids[self.own.size :]
         self.own.extend(new)
-        past: dict[SuffixAutomaton, Place] = {}
-        for generation in reversed(self.drafter.pool.generations(self.tenant)):
-            automaton = generation.automaton
-            known = self.places.get(automaton)
-            place = past[automaton] = known or Place()
-            for token in new if known else ids[-self.drafter.depth :]:
-                automaton.advance(place, token)
-        self.places = past
-        return [(self.own, self.own.place), *past.items()]
+        best = self.own.find(None, *rules)
+        places: dict[Any, Any] = {}
+        for generation in reversed(drafter.pool.generations(self.tenant)):
+            past: Any = generation.automaton
+            known = self.places.get(past)
+            place = places[past] = past.start() if known is None else known
+            past.follow(place, ids[-drafter.depth :] if known is None else new)
+            best = past.find(place, *rules, 0.0 if best is None else best.worth) or best
+        self.places = places
+        return None if best is None else Copy(best.tokens, best.match, best.shares, best.parents)
 
 
 class SuffixDrafter(CopyDrafter):

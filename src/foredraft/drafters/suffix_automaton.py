@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from sys import getsizeof
+from typing import NamedTuple
 
 ROOT = 0
 NONE = -1
@@ -27,6 +28,23 @@ class Place:
 
     state: int = ROOT
     length: int = 0
+
+
+class Found(NamedTuple):
+    """A continuation of the end of a text.
+
+    Attributes:
+        worth: Sum of the products of shares: the tokens of it that are expected to be accepted.
+        match: Length of the context that it continues.
+        shares: Of its context's occurrences that each token followed.
+        parents: Of each token, -1 for the context; None for a chain.
+    """
+
+    worth: float
+    match: int
+    tokens: tuple[int, ...]
+    shares: tuple[float, ...]
+    parents: tuple[int, ...] | None
 
 
 class SuffixAutomaton:
@@ -108,6 +126,49 @@ class SuffixAutomaton:
             place.length = self.length[place.state]
         place.state, place.length = found, place.length + 1
         self.settle(place)
+
+    def start(self) -> Place:
+        """A place for :meth:`follow`, at the empty string."""
+        return Place()
+
+    def follow(self, place: Place, tokens: Iterable[int]) -> None:
+        """Moves a place along tokens of any text."""
+        for token in tokens:
+            self.advance(place, token)
+
+    def find(
+        self, place: Place | None, limit: int, factor: float, min_prob: float, tree: bool, worth: float = 0.0
+    ) -> Found | None:
+        """The continuation that is worth most of all that follow a place's string or one of its suffixes.
+
+        Args:
+            place: None for the end of the text that was added to last.
+            limit: Most tokens.
+            factor: Most tokens for each token of the context.
+            min_prob: A continuation ends before the product of its shares sinks below this.
+            tree: Whether it may branch.
+            worth: What it must exceed.
+        """
+        best = None
+        for state, match in self.contexts(self.place if place is None else place):
+            budget = min(limit, int(factor * match))
+            if budget <= worth:
+                break
+            parents: Iterable[int]
+            if tree:
+                tokens, shares, parents = self.likeliest_tree(state, match, budget, min_prob)
+            else:
+                tokens, shares = self.likeliest(state, match, budget, min_prob)
+                parents = range(-1, len(tokens) - 1)
+            products: list[float] = []
+            value = 0.0  # added up one by one, as compiled code does: sum() is more exact in newer Pythons
+            for share, parent in zip(shares, parents, strict=True):
+                products.append(share * products[parent] if parent >= 0 else share)
+                value += products[-1]
+            if value > worth:
+                worth = value
+                best = Found(value, match, tuple(tokens), tuple(shares), tuple(parents) if tree else None)
+        return best
 
     def contexts(self, place: Place) -> Iterator[tuple[int, int]]:
         """``(state, length)`` of the place's string and its suffixes that were followed by something, longest first.

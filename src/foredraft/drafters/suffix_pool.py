@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from foredraft.drafters.suffix_automaton import SuffixAutomaton
+from foredraft.drafters.suffix_compiled import automaton
 
 PARTS = 8  # a generation may grow to this part of the pool
 OVERHEAD = 4096  # bytes of an empty generation, generously
@@ -21,7 +21,7 @@ class Generation:
     """
 
     def __init__(self, depth: int) -> None:
-        self.automaton = SuffixAutomaton(depth)
+        self.automaton = automaton(depth)
         self.tokens = array("i")
         self.ends: list[int] = []
 

@@ -20,7 +20,7 @@ from foredraft.kernels.structs import STRUCTS
 LIBRARY = Path(__file__).with_name("_foredraft_kernels.so")
 """Where the build puts the library."""
 
-ABI = 3
+ABI = 4
 """Must equal ``fd_abi()``: a library left over from an older build is refused, not called."""
 
 SWITCH = "FOREDRAFT_KERNELS"
@@ -58,6 +58,16 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "fd_law_race": (
         c_long,
         [c_void_p, c_void_p, c_int, c_long, c_void_p, c_long, c_uint64, c_uint64, c_int, c_int],
+    ),
+    "fd_suffix_new": (c_void_p, [c_long]),
+    "fd_suffix_free": (None, [c_void_p]),
+    "fd_suffix_begin": (None, [c_void_p]),
+    "fd_suffix_bytes": (c_size_t, [c_void_p]),
+    "fd_suffix_extend": (c_int, [c_void_p, c_void_p, c_long]),
+    "fd_suffix_follow": (None, [c_void_p, c_void_p, c_void_p, c_long]),
+    "fd_suffix_copy": (
+        c_long,
+        [c_void_p, c_void_p, c_long, c_double, c_double, c_int, *[c_void_p] * 5],
     ),
     "fd_struct_size": (c_size_t, [c_int]),
     "fd_linear": (

@@ -99,7 +99,7 @@ using namespace foredraft;
 
 extern "C" {
 
-int fd_abi() { return 3; }
+int fd_abi() { return 4; }
 
 int fd_isa() { return has_neon() ? kIsaNeon : usable_isa(kIsaAvx512); }
 
