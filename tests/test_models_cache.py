@@ -173,6 +173,17 @@ def test_budget_refuses_before_anything_changes() -> None:
     assert cache.slots_in_use == 2
 
 
+def test_a_short_answer_does_not_move_its_prompt() -> None:
+    cache = small_cache(10**4)
+    slot = cache.allocate()
+    cache.reserve({slot: 1000})
+    cache.set_pending(slot, range(1000))
+    cache.commit(slot, 1000)
+    before = cache.rows(slot).data_ptr()
+    cache.reserve({slot: 250})
+    assert cache.rows(slot).data_ptr() == before
+
+
 def test_growth_copies_seldom() -> None:
     cache = small_cache(10**6)
     slot, buffers = cache.allocate(), set()

@@ -12,7 +12,7 @@ from foredraft.errors import CacheFullError, ConfigError
 from foredraft.models.cache_checks import check_cut, kept_rows
 
 _SMALLEST = 64
-"""Tokens in the first buffer of a slot."""
+"""Tokens in the first buffer of a slot, at least."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,8 @@ class KVCache:
     """The slot cache of a decoder (see :class:`foredraft.models.base.SlotCache`).
 
     Each slot is one tensor ``[layers, 2, kv_heads, capacity, head_dim]`` (keys, then values), so attention reads a
-    view of it without copying. Capacity doubles when needed, or grows only as far as the budget allows.
+    view of it without copying. Capacity doubles when needed, or grows only as far as the budget allows; the first buffer
+    is a quarter larger than the prompt, so that a short answer does not move it.
 
     Layers with a sliding window keep the keys and values of the whole text and mask them. That costs memory, and buys
     that a roll back is right at any length: nothing that it could need was ever overwritten.
@@ -141,7 +142,8 @@ class KVCache:
         grown: dict[int, Tensor] = {}
         try:
             for slot, size in wanted.items():
-                extra = min(max(2 * self._slots[slot].data.shape[3], _SMALLEST, size) - size, spare // len(wanted))
+                ample = max(2 * self._slots[slot].data.shape[3], _SMALLEST, size + size // 4)
+                extra = min(ample - size, spare // len(wanted))
                 grown[slot] = self._empty(size + extra)
         except RuntimeError:  # the machine has less memory than the budget says
             raise self._full(sum(rows.values())) from None
