@@ -260,7 +260,7 @@ def test_bad_segments_change_nothing(segment: Segment, message: str) -> None:
 
 
 def test_a_copy_needs_room_and_committed_rows() -> None:
-    cache = small_cache(100)
+    cache = small_cache(110)
     slot = cache.allocate()
     cache.reserve({slot: 60})
     cache.set_pending(slot, range(60))
