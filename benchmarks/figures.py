@@ -1,4 +1,4 @@
-"""Writes the README's figures and docs/figures.md from the kept results, so that none is typed by hand.
+"""Writes the README's figures, docs/figures.md and the table of docs/kernels.md from the kept results: none is typed.
 
 python benchmarks/figures.py
 """
@@ -14,7 +14,6 @@ from server_figures import attack, serving, soak
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-START, END = "<!-- figures:start -->", "<!-- figures:end -->"
 
 
 def load(name: str) -> dict[str, Any] | None:
@@ -124,6 +123,37 @@ def overhead(data: dict[str, Any]) -> list[str]:
     return lines
 
 
+def kernels(data: dict[str, Any]) -> list[str]:
+    """Products by rows, beside what memory and multipliers give."""
+    most, weights = data["byte_products_per_s"], data["weights"]
+    lines = [
+        "| weights | inputs | MB | 1 | 2 | 4 | 8 | 16 | torch, 1 | torch, 8 | share | 8/1 | of multipliers |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for result in data["results"]:
+        kind, _, inputs = result["format"].partition(":")
+        cells = {cell["rows"]: cell for cell in result["passes"]}
+        theirs = [cells[rows].get("torch_ms_min") for rows in (1, 8)]
+        used = weights * 16 / cells[16]["ms_min"] * 1e3 / most if inputs == "int8" and most else None
+        shown = [f"{result['bytes'] / 1e6:.0f}", *(f"{cell['ms_min']:.1f}" for cell in cells.values())]
+        shown += ["–" if ms is None else f"{ms:.1f}" for ms in theirs]
+        shown += [f"{result[name]:.2f}" for name in ("share_of_bandwidth", "cost8_over_cost1")]
+        lines.append(f"| {' | '.join([kind, inputs or 'float32', *shown, ratio(used)])} |")
+    speed = max(result["bandwidth_gb_s"] for result in data["results"])
+    where = f"{data['threads']} threads on {machine(data)} (`{data['isa']}`)"
+    gave = f"memory gave {speed:.0f} GB/s, the multipliers {most / 1e9:.0f} G byte products a second."
+    lines += ["", f"Measured with {where}; {gave}"]
+    return lines
+
+
+def between(path: Path, name: str, lines: list[str]) -> None:
+    """Puts lines between two marks of a page."""
+    text, start, end = path.read_text(), f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+    head, rest = text.split(start)
+    _, tail = rest.split(end)
+    path.write_text(f"{head}{start}\n" + "\n".join(lines) + f"\n{end}{tail}")
+
+
 def profile(name: str, rows: list[dict[str, Any]]) -> list[str]:
     """Where a step's time goes, by function; a profiler's own cost is in it, so shares tell more than times."""
     steps = rows[0]["calls"]
@@ -223,8 +253,9 @@ def brief() -> list[str]:
         parts = data["parts"]
         shares = ", ".join(f"{name} {parts[name]['outside_share_median']:.1%}" for name in list(parts)[:3])
         lines.append(f"- **Overhead**: share of a step at k = {data['k']} outside the models' passes: {shares}.")
-    if (data := load("speed")) is not None:
-        lines += bench(data)
+    for name in ("speed", "speed-smollm2-135m-avx512"):  # the same bench on two kinds of processor
+        if (data := load(name)) is not None:
+            lines += bench(data)
     return lines
 
 
@@ -244,7 +275,9 @@ def bench(data: dict[str, Any]) -> list[str]:
             said.append(f"{size} requests together: {value:.2f} times the best row of vLLM that ran, {peer}")
     greedy = [cell for cell in data["cells"] if cell["part"] == "speed"]
     prompts = len({(cell["group"], *cell["prompts"]) for cell in greedy if cell["row"].startswith("openvino")})
-    where = f"- **Beside other engines** (`make bench`, {prompts} prompts, [all tables](docs/benchmarks.md)): "
+    flags = data["provenance"]["machine"]["cpu_flags"]
+    kind = "AVX-512" if "avx512f" in flags else "AVX2"
+    where = f"- **Beside other engines, {kind}** (`make bench`, {prompts} prompts, [all tables](docs/benchmarks.md)): "
     return [where + "; ".join(said) + "."] if said else []
 
 
@@ -271,11 +304,9 @@ def main() -> None:
         "# Figures\nWritten by `make figures` from the results kept under `benchmarks/results`. Speed beside other "
         "engines is in [benchmarks.md](benchmarks.md).\n\n" + "\n\n".join(sections) + "\n"
     )
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    head, rest = text.split(START)
-    _, tail = rest.split(END)
-    readme.write_text(f"{head}{START}\n" + "\n".join(brief()) + f"\n{END}{tail}")
+    between(ROOT / "README.md", "figures", brief())
+    if (data := load("kernels")) is not None:
+        between(ROOT / "docs" / "kernels.md", "kernels", kernels(data))
 
 
 if __name__ == "__main__":

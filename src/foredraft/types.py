@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -85,9 +85,8 @@ class Verdict:
         return cls(accepted, next_token, accepted == k, tuple(range(accepted)))
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step of one request, for statistics.
+class StepRecord(NamedTuple):
+    """One step of one request, for statistics: a tuple, since every step counts one.
 
     Attributes:
         drafted: Tokens drafted; of a tree, its nodes.

@@ -61,6 +61,10 @@ class StepPrice:
     draft_setup: float = 0.0
     elastic: bool = True
 
+    def rigid(self) -> StepPrice:
+        """The same where all tokens that are asked for are wanted."""
+        return StepPrice(self.tokens, self.seconds, self.draft_seconds, self.draft_setup, False)
+
     def drafting(self, outlook: Outlook, tokens: float) -> float:
         """Seconds of drafting ``tokens``, more than 0."""
         return outlook.drafting(tokens, self.draft_setup, self.draft_seconds)

@@ -31,7 +31,7 @@ class CompiledAutomaton:
             raise MemoryError("no room for a suffix automaton")
         weakref.finalize(self, self._compiled.fd_suffix_free, self._handle)
         self.size = 0
-        self._room = 0
+        self._make_room(0)
 
     @property
     def bytes(self) -> int:
@@ -63,8 +63,7 @@ class CompiledAutomaton:
     ) -> Found | None:
         """See :meth:`SuffixAutomaton.find`."""
         if limit > self._room:
-            self._room = limit
-            self._tokens, self._shares, self._parents = (c_int32 * limit)(), (c_double * limit)(), (c_int32 * limit)()
+            self._make_room(limit)
         value, match = c_double(worth), c_int64()
         n = self._compiled.fd_suffix_copy(
             *(self._handle, place, limit, factor, min_prob, tree, byref(value), byref(match)),
@@ -74,6 +73,11 @@ class CompiledAutomaton:
             return None
         parents = tuple(self._parents[:n]) if tree else None
         return Found(value.value, match.value, tuple(self._tokens[:n]), tuple(self._shares[:n]), parents)
+
+    def _make_room(self, limit: int) -> None:
+        """Where the tokens of a copy are written."""
+        self._room = limit
+        self._tokens, self._shares, self._parents = (c_int32 * limit)(), (c_double * limit)(), (c_int32 * limit)()
 
 
 def automaton(depth: int) -> CompiledAutomaton | SuffixAutomaton:

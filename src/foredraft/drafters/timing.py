@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +26,7 @@ class DraftTimes:
 
     def __init__(self) -> None:
         self._latest: dict[int, deque[float]] = {}
+        self._points: dict[int, tuple[int, float, int]] = {}  # of each length: itself, the median, how many
         self._line: tuple[float, float] | None = None
 
     def __bool__(self) -> bool:
@@ -34,7 +34,9 @@ class DraftTimes:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Takes in one draft of ``tokens >= 1``."""
-        self._latest.setdefault(tokens, deque(maxlen=KEEP)).append(seconds)
+        latest = self._latest.setdefault(tokens, deque(maxlen=KEEP))
+        latest.append(seconds)
+        self._points[tokens] = tokens, median(latest), len(latest)
         self._line = None
 
     @property
@@ -53,13 +55,16 @@ class DraftTimes:
         return self._line
 
     def _fit(self) -> tuple[float, float]:
-        points = [(n, median(times), len(times)) for n, times in self._latest.items()]
+        points = self._points.values()
         if not points:
             return 0.0, 0.0
+        if len(points) == 1:
+            [(n, t, _)] = points
+            return 0.0, t / n
         weight = sum(w for _, _, w in points)
         x, y = sum(n * w for n, _, w in points) / weight, sum(t * w for _, t, w in points) / weight
         spread = sum(w * (n - x) ** 2 for n, _, w in points)
-        slope = sum(w * (n - x) * (t - y) for n, t, w in points) / spread if spread else math.inf
+        slope = sum(w * (n - x) * (t - y) for n, t, w in points) / spread
         each = min(max(slope, 0.0), min(t / n for n, t, _ in points))
         return max(min(t - n * each for n, t, _ in points), 0.0), each
 

@@ -13,6 +13,7 @@ SHAPE_WEIGHT = 0.1
 TRUST = 4.0  # one pass may move the estimates by at most this factor: a shared machine has outliers
 ALIKE = 1.3  # two measurements further apart than this are no noise: the dearer was disturbed
 MOST_TIMES = 10  # measurements that a shape remembers
+MOST_PRIORS = 1000  # row counts whose priors are kept
 DOUBT = 0.98  # what was measured once is believed a little less after every other pass
 
 
@@ -44,6 +45,7 @@ class PassCosts:
         self._known: list[float] = []  # their means, ascending, and the shapes without bumps
         self._smooth: list[float] = []
         self._ratios: list[float] = []  # those over the prior's
+        self._priors: dict[float, float] = {}  # of row counts that were asked for
         self._shapes: dict[float, float] = {}  # asked for since the last pass
 
     @property
@@ -74,7 +76,7 @@ class PassCosts:
         self._known = [self._means[n] for n in self._keys]
         self._doubt(rows)
         self._smooth = self._rising()
-        self._ratios = [shape / self.prior(n) for shape, n in zip(self._smooth, self._known, strict=True)]
+        self._ratios = [shape / self._expected(n) for shape, n in zip(self._smooth, self._known, strict=True)]
         self._shapes.clear()
 
     def _rising(self) -> list[float]:
@@ -120,19 +122,27 @@ class PassCosts:
             shape = self._shapes[rows] = self._shape(rows)
         return self.level * shape
 
+    def _expected(self, rows: float) -> float:
+        """The prior, which never changes."""
+        if rows not in self._priors:
+            if len(self._priors) > MOST_PRIORS:  # means of ranges of rows move with every pass
+                self._priors.clear()
+            self._priors[rows] = self.prior(rows)
+        return self._priors[rows]
+
     def _shape(self, rows: float) -> float:
         known, values = self._known, self._smooth
         at = bisect_left(known, rows)
         if at < len(known) and known[at] == rows:
             return values[at]
         if at == 0 or len(known) == 1:
-            return self._ratios[0] * self.prior(rows)
+            return self._ratios[0] * self._expected(rows)
         beyond = at == len(known)
         at = min(at, len(known) - 1)
         left, right = self._ratios[at - 1], self._ratios[at]
         slope = (right - left) / (known[at] - known[at - 1])
         ratio = right + (rows - known[at]) * (max(slope, 0.0) if beyond else slope)
-        shape = max(values[at - 1], ratio * self.prior(rows))
+        shape = max(values[at - 1], ratio * self._expected(rows))
         return shape if beyond else min(shape, values[at])
 
 

@@ -175,9 +175,7 @@ class Loop:
         request, limit, outlook = work.request, self._limit(work), None
         if limit:
             try:
-                outlook = drafter.outlook(
-                    request, limit, price if self._may_end(request) else replace(price, elastic=False)
-                )
+                outlook = drafter.outlook(request, limit, price if self._may_end(request) else price.rigid())
             except Exception as error:
                 self._dismiss(work, error)
                 limit = 0

@@ -48,6 +48,9 @@ class TextStream:
         return rest + held
 
     def _release(self, piece: str) -> str:
+        if not self.stops:
+            self.text += piece
+            return piece
         self._held += piece
         hit = min(
             ((at, stop) for stop in self.stops if (at := self._held.find(stop)) >= 0),

@@ -13,6 +13,7 @@ log = logging.getLogger("foredraft")
 
 WINDOW = 32
 SLACK = 0.95
+LOOK = 8  # steps between two looks at what the last ones gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,15 @@ class Watch:
         self.controller = controller
         self.message: str | None = None
         self._steps: deque[_Step] = deque(maxlen=WINDOW)
+        self._seen = 0
 
     def record(self, times: StepTimes, tokens: int, requests: int, declined: bool) -> None:
         """Takes in one step in which no prompt was read."""
         plain = self.controller.passes.estimate(requests)
         if times.pure and plain is not None:
             self._steps.append(_Step(tokens, times.total, plain, requests, declined))
-            if self.message is None and (reason := self._reason()):
+            self._seen += 1
+            if self.message is None and self._seen % LOOK == 0 and (reason := self._reason()):
                 self.message = f"speculation does not pay here: {reason}"
                 log.warning(self.message)
 

@@ -59,6 +59,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         c_long,
         [c_void_p, c_void_p, c_int, c_long, c_void_p, c_long, c_uint64, c_uint64, c_int, c_int],
     ),
+    "fd_ceiling": (c_long, [c_int, c_long]),
     "fd_suffix_new": (c_void_p, [c_long]),
     "fd_suffix_free": (None, [c_void_p]),
     "fd_suffix_begin": (None, [c_void_p]),

@@ -26,8 +26,8 @@ class KVCache:
     """The slot cache of a decoder (see :class:`foredraft.models.base.SlotCache`).
 
     Each slot is one tensor ``[layers, 2, kv_heads, capacity, head_dim]`` (keys, then values), so attention reads a
-    view of it without copying. Capacity doubles when needed, or grows only as far as the budget allows; the first buffer
-    is a quarter larger than the prompt, so that a short answer does not move it.
+    view of it without copying. The first buffer is a quarter larger than the prompt, so that a short answer does not
+    move it; capacity doubles when needed, or grows only as far as the budget allows.
 
     Layers with a sliding window keep the keys and values of the whole text and mask them. That costs memory, and buys
     that a roll back is right at any length: nothing that it could need was ever overwritten.
