@@ -60,7 +60,7 @@ FD_INLINE void multiply(const float* const (&x)[R], __m256 (&acc)[R][P], V v) {
 template <class D, int R, int P>
 void float_tile(const uint8_t* w, size_t stride, const float* x, long ldx, long in, float* out) {
     constexpr int kBytes = kLayout[D::kFormat].bytes, kPart = kBytes / D::kSubs;
-    constexpr bool kBuffered = D::kStep == 32 && P > 1 && R > 2;
+    constexpr bool kBuffered = D::kStep == 32 && P > 1 && R > 3;
     alignas(32) float buffer[kBuffered ? P * 32 * 8 : 8];
     __m256 acc[R][P];
     const float* row[R];
