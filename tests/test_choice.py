@@ -243,7 +243,7 @@ def test_what_one_tenant_wrote_is_not_drafted_for_another() -> None:
 def test_outlooks_carry_the_price_of_their_own_drafter() -> None:
     class Says(ScriptedDrafter):
         def outlook(self, request: DraftRequest, limit: int, price: StepPrice) -> Outlook:
-            return Outlook((0.5,), setup=price.draft_seconds)
+            return Outlook((0.5,), setup=price.line()[1])
 
     choice = ChoiceDrafter({"says": Says(lambda prefix, k: []), "scripted": oracle()})
     engine = Engine(target=model(), drafter=choice)
@@ -254,7 +254,7 @@ def test_outlooks_carry_the_price_of_their_own_drafter() -> None:
         choice.start(request)
     choice._parts["says"].costs.observe(2, 0, 4.0)
     choice._parts["scripted"].costs.observe(1, 0, 3.0)
-    price = StepPrice(1.0, lambda n: 1.0, 99.0)
+    price = StepPrice(1.0, lambda n: 1.0, lambda: (0.0, 99.0))
     assert choice.outlook(made["says"], 4, price) == Outlook((0.5,), 2.0, 2.0)
     scripted = choice.outlook(made["scripted"], 4, price)
     assert (scripted.seconds, scripted.watched, len(scripted.reach)) == (3.0, False, 4)

@@ -23,7 +23,7 @@ PROMPTS = [[0], [1, 2, 3], list(range(V)) * 3]
 
 def price(row: float = 0.05, token: float = 0.05, **changes: bool) -> StepPrice:
     """A plain step takes one second."""
-    return StepPrice(1.0, lambda n: 1.0 + row * n, token, **changes)
+    return StepPrice(1.0, lambda n: 1.0 + row * n, lambda: (0.0, token), **changes)
 
 
 def hedging(sure: Callable[[int], float], right: Callable[[int], bool]) -> TableModel:

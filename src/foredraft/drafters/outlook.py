@@ -50,24 +50,23 @@ class StepPrice:
     Attributes:
         tokens: Tokens that it writes if this request drafts nothing.
         seconds: ``seconds(n)`` of its pass with ``n`` drafted tokens of this request; a fraction is a mean.
-        draft_seconds: Of drafting one token, as the engine has measured it, and
-        draft_setup: of what comes before the first.
+        line: Seconds of what comes before the first drafted token, and of one token, as the engine has measured them;
+            worked out only for those who ask.
         elastic: Whether the length of the draft is free; if not, all tokens that are asked for are wanted.
     """
 
     tokens: float
     seconds: Callable[[float], float]
-    draft_seconds: float = 0.0
-    draft_setup: float = 0.0
+    line: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
     elastic: bool = True
 
     def rigid(self) -> StepPrice:
         """The same where all tokens that are asked for are wanted."""
-        return StepPrice(self.tokens, self.seconds, self.draft_seconds, self.draft_setup, False)
+        return StepPrice(self.tokens, self.seconds, self.line, False)
 
     def drafting(self, outlook: Outlook, tokens: float) -> float:
         """Seconds of drafting ``tokens``, more than 0."""
-        return outlook.drafting(tokens, self.draft_setup, self.draft_seconds)
+        return outlook.drafting(tokens, *(self.line() if outlook.seconds is None else (0.0, 0.0)))
 
     def best(self, outlook: Outlook) -> tuple[float, int]:
         """The highest speed that a draft promises over none, and its length; ``(1.0, 0)`` where none is faster."""

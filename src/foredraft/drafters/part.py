@@ -92,8 +92,9 @@ class Costs:
     def price(self, record: Record, length: int, price: StepPrice) -> StepPrice:
         """The step's price with this drafter's own costs, behind a text of ``length``."""
         backlog = length - record.ended if record.ended else 0
-        setup = self.setup + self.read * backlog
-        return StepPrice(price.tokens, price.seconds, self.draft, setup, price.elastic)
+        return StepPrice(
+            price.tokens, price.seconds, lambda: (self.setup + self.read * backlog, self.draft), price.elastic
+        )
 
 
 @dataclass(slots=True)
@@ -131,7 +132,8 @@ class Part:
             own = Outlook(tuple(rate**j for j in range(1, limit + 1)), watched=False)
         if own.seconds is not None:
             return own
-        return replace(own, seconds=mine.draft_seconds, setup=own.setup + mine.draft_setup)
+        setup, each = mine.line()
+        return replace(own, seconds=each, setup=own.setup + setup)
 
     def propose(self, requests: Sequence[DraftRequest], records: Sequence[Record], ks: Sequence[int]) -> list[Draft]:
         """Lets it draft, and measures what that takes."""

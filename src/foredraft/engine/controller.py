@@ -214,8 +214,7 @@ class Controller:
         def seconds(n: float) -> float:
             return self.passes.estimate(base_rows + n) or 1.0
 
-        setup, each = self.drafts.line
-        return StepPrice(float(requests), seconds, each, setup)
+        return StepPrice(float(requests), seconds, lambda: self.drafts.line)
 
     def shadow(self, passes_rows: int) -> bool:
         """Whether drafting is so cheap that acceptance may be watched without verifying anything."""

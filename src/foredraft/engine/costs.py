@@ -173,16 +173,19 @@ class DraftCosts:
         self._recent: deque[float] = deque(maxlen=KEEP)
         self._bound = (1, 0.0)  # the latest: tokens and seconds
         self._bounds = 0
+        self._line: tuple[float, float] | None = None  # since the last draft
 
     def observe(self, depth: int, seconds: float) -> None:
         """Takes in one draft of requests that were all drafted for in the step before."""
         self._recent.append(seconds / depth)
+        self._line = None
         self.times.observe(depth, seconds)
 
     def observe_bound(self, depth: int, seconds: float) -> None:
         """Takes in one draft that others did not lead up to."""
         self._bound = (depth, seconds)
         self._bounds += 1
+        self._line = None
 
     @property
     def unsure(self) -> bool:
@@ -201,6 +204,11 @@ class DraftCosts:
     @property
     def line(self) -> tuple[float, float]:
         """Seconds before the first token, and seconds a token; zeros before drafting was measured."""
+        if self._line is None:
+            self._line = self._fitted()
+        return self._line
+
+    def _fitted(self) -> tuple[float, float]:
         if not self.times:
             return 0.0, self.per_token or 0.0
         setup, each = self.times.setup, self.times.each
