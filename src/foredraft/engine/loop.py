@@ -149,7 +149,7 @@ class Loop:
         for work, candidate, k in zip(ready, candidates, ks, strict=True):
             work.request.plain_steps += k == 0 and candidate.limit > 0 and candidate.speculation.k == "auto"
             work.request.sampler.anchor = len(work.request.ids)
-        watching = self.controller.shadow(base_rows)
+        watching = 0 in ks and self.controller.shadow(base_rows)
         asked = [
             min(1, c.limit) if k == 0 and watching and c.speculation.k == "auto" and c.outlook is None else k
             for c, k in zip(candidates, ks, strict=True)
