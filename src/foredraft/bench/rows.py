@@ -12,6 +12,7 @@ from foredraft.drafters import registry
 OURS = "foredraft"
 ENGINES = (OURS, "openvino", "llama.cpp", "vllm", "transformers")
 EAGLE = "eagle3"
+NO_BFLOAT16 = "the processor lacks AVX-512: products in bfloat16 would be reference code, float32 is faster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,10 @@ class Row:
 
     @property
     def baseline(self) -> str:
-        """Name of the row of the same engine and precision that decodes plainly."""
+        """Name of the row of the same engine and precision that decodes plainly.
+
+        Where an engine has several precisions, all names but those of its usual one tell which.
+        """
         named = self.ours or self.name == row_name(self.engine, self.mode, self.activations)
         return self.name if self.plain else row_name(self.engine, "plain", self.activations if named else "")
 
@@ -219,8 +223,6 @@ def _vllm_row(setting: Setting, mode: str, precision: str, speculative: dict[str
         row = replace(row, name=row_name("vllm", mode, precision), weights=weights, activations=precision)
     return replace(row, process=row.name)  # each loads a model of its own
 
-
-NO_BFLOAT16 = "the processor lacks AVX-512: products in bfloat16 would be reference code, float32 is faster"
 
 _PRECISION = {
     "transformers": ("bfloat16, dequantised from the same GGUF", "bfloat16"),
