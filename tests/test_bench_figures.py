@@ -11,10 +11,10 @@ import pytest
 from foredraft.bench.ceiling import Traffic
 from foredraft.bench.figures import acceptance, first_difference, identity, rate
 from foredraft.bench.pages import findings, html, write_pages
-from foredraft.bench.results import collect, latest_rows, write
+from foredraft.bench.results import collect, latest_rows, with_bandwidth, write
 from foredraft.bench.rows import Row
 from foredraft.bench.store import Store
-from foredraft.bench.summary import KEYS, summarise
+from foredraft.bench.summary import KEYS, ceiling_shares, summarise
 from foredraft.bench.tables import View, tables
 from foredraft.bench.weights import label
 
@@ -63,6 +63,22 @@ def test_a_rate_leaves_out_the_prompt() -> None:
     assert rate(cell("x plain", "batch", "8", 300.0, 8)) == pytest.approx(300.0)
     assert rate(cell("x plain", "speed", "chat", 50.0) | {"written": 8}) is None  # too short to say anything
     assert rate(cell("x plain", "speed", "chat", 50.0) | {"ttft": None}) == pytest.approx(11 / 1.2)
+
+
+def test_each_window_is_held_against_its_own_memory() -> None:
+    """A bench that went on when memory was twice as fast must not make what it measured before look slow."""
+    runs = [
+        {"date": "2026-01-01T10:00:00", "bandwidth": [1e8, 2e8]},
+        {"date": "2026-01-01T12:00:00", "bandwidth": [4e8]},
+    ]
+    plain = "foredraft plain (int8)"
+    early = cell(plain, "speed", "chat", 100.0, date="2026-01-01T10:30:00")
+    late = cell(plain, "speed", "copy", 200.0, date="2026-01-01T12:00:00")
+    first = cell(plain, "speed", "other", 100.0, date="2026-01-01T09:00:00")
+    made = with_bandwidth([early, late, first], runs)
+    assert [each["bandwidth"] for each in made] == [2e8, 4e8, None]
+    shares = ceiling_shares(made, row(plain), TRAFFIC, 1e8)
+    assert shares == pytest.approx([0.7, 0.7, 1.4])
 
 
 def test_summary_by_hand() -> None:

@@ -206,14 +206,17 @@ class _Maker:
 
 
 def ceiling_shares(cells: Sequence[Cell], row: Row, traffic: Traffic, bandwidth: float) -> list[float]:
-    """Rate over ceiling, cell by cell, of a plain row decoding alone."""
+    """Rate over ceiling, cell by cell, of a plain row decoding alone.
+
+    A cell that says how fast memory was in its own run is held against that; ``bandwidth`` serves the others.
+    """
     table = rates(cells, "speed").get(row.name, {})
-    context = {
-        (cell["group"], cell["prompts"][0], cell["repeat"]): cell["context"] + cell["written"] / 2
+    found = {
+        (cell["group"], cell["prompts"][0], cell["repeat"]): (
+            traffic.step_bytes(row.engine, row.activations, cell["context"] + cell["written"] / 2),
+            cell.get("bandwidth") or bandwidth,
+        )
         for cell in cells
         if cell["part"] == "speed" and cell["row"] == row.name and "written" in cell
     }
-    return [
-        value * traffic.step_bytes(row.engine, row.activations, context[key]) / bandwidth
-        for key, value in table.items()
-    ]
+    return [value * found[key][0] / found[key][1] for key, value in table.items()]
