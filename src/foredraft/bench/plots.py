@@ -106,7 +106,7 @@ def draw_passes(view: View) -> Figure | None:
     costs = {name: found for name, found in pass_costs(view.cells).items() if 1 in found and len(found) > 1}
     if not costs:
         return None
-    figure, axes = _axes()
+    figure, axes = _axes(4.4)
     for number, (name, found) in enumerate(costs.items()):
         counts = sorted(found)
         axes.plot(counts, [found[n] / found[1] for n in counts], "o-", label=name, color=COLOURS[number % len(COLOURS)])
@@ -115,7 +115,7 @@ def draw_passes(view: View) -> Figure | None:
     axes.set_xlabel("rows of a pass")
     axes.set_ylabel("cost / cost of one row")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 
@@ -124,7 +124,7 @@ def _draw_points(view: View, part: str, label: str) -> Figure | None:
     kinds = sorted((kind for kind in groups(table)), key=int)
     if not names or len(kinds) < 2:
         return None
-    figure, axes = _axes()
+    figure, axes = _axes(4.4)
     for number, name in enumerate(names):
         points = [(int(k), statistics.median(found)) for k in kinds if (found := group_rates(table[name], k))]
         style = "o--" if view.rows[name].plain else "o-"
@@ -134,7 +134,7 @@ def _draw_points(view: View, part: str, label: str) -> Figure | None:
     axes.set_xlabel(label)
     axes.set_ylabel("tokens a second")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 
