@@ -12,6 +12,8 @@ from typing import Any
 
 from server_figures import attack, serving, soak
 
+from foredraft.machine import vectors
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -275,8 +277,7 @@ def bench(data: dict[str, Any]) -> list[str]:
             said.append(f"{size} requests together: {value:.2f} times the best row of vLLM that ran, {peer}")
     greedy = [cell for cell in data["cells"] if cell["part"] == "speed"]
     prompts = len({(cell["group"], *cell["prompts"]) for cell in greedy if cell["row"].startswith("openvino")})
-    flags = data["provenance"]["machine"]["cpu_flags"]
-    kind = "AVX-512" if "avx512f" in flags else "AVX2"
+    kind = vectors(data["provenance"]["machine"]["cpu_flags"])
     where = f"- **Beside other engines, {kind}** (`make bench`, {prompts} prompts, [all tables](docs/benchmarks.md)): "
     return [where + "; ".join(said) + "."] if said else []
 

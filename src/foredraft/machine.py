@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -88,6 +89,13 @@ def facts(*, measure: bool = True) -> Facts:
         kernels=reason is None,
         kernels_reason=reason,
     )
+
+
+def vectors(flags: Sequence[str]) -> str:
+    """The widest instructions among ``cpu_flags`` that the kernels have code for; else all flags."""
+    names = {"avx512_vnni": "AVX-512 with VNNI", "avx2": "AVX2"}
+    known = next((said for flag, said in names.items() if flag in flags), "")
+    return known or ", ".join(flags) or "no vector instructions"
 
 
 def provenance(*, measure: bool = True) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from foredraft.bench.tables import NONE, Table, View, tables
 from foredraft.bench.workloads import prompts
 from foredraft.files import replace_text
 from foredraft.lab.report_style import CSS
+from foredraft.machine import vectors
 
 INTRO = (
     "foredraft beside the engines that a user would pick instead: the same weights, the same token ids, the same "
@@ -123,18 +123,8 @@ def _where(view: View) -> str:
     threads = ", ".join(sorted({str(run["threads"]) for run in runs}))
     return (
         f"Measured {' and '.join(dates)} in {len(runs)} window{'s' if len(runs) != 1 else ''} on {machine['cores']} "
-        f"cores of {machine['cpu']} ({_vectors(machine['cpu_flags'])}), {threads} threads for every engine, "
+        f"cores of {machine['cpu']} ({vectors(machine['cpu_flags'])}), {threads} threads for every engine, "
         f"{len(view.cells)} cells. {noise(view)}"
-    )
-
-
-def _vectors(flags: Sequence[str]) -> str:
-    """The widest instructions that the kernels have code for."""
-    names = {"avx512_vnni": "AVX-512 with VNNI", "avx2": "AVX2"}
-    return (
-        next((said for flag, said in names.items() if flag in flags), "")
-        or ", ".join(flags)
-        or "no vector instructions"
     )
 
 

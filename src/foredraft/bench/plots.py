@@ -61,6 +61,11 @@ def _axes(height: float = 3.6) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
+def _legend(figure: Figure) -> None:
+    """Below the axes, where it hides nothing."""
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+
+
 def best_rows(view: View, part: str = "speed") -> list[str]:
     """Of every engine its plain row and its fastest speculative one, by geometric mean over the groups."""
     table = view.rates(part)
@@ -97,7 +102,7 @@ def draw_categories(view: View) -> Figure | None:
     axes.set_xticks(range(len(kinds)), [kind.replace(" ", "\n") for kind in kinds], fontsize=9)
     axes.set_ylabel(f"times {base}")
     axes.grid(visible=False, axis="x")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    _legend(figure)
     return figure
 
 
@@ -115,7 +120,7 @@ def draw_passes(view: View) -> Figure | None:
     axes.set_xlabel("rows of a pass")
     axes.set_ylabel("cost / cost of one row")
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    _legend(figure)
     return figure
 
 
@@ -134,7 +139,7 @@ def _draw_points(view: View, part: str, label: str) -> Figure | None:
     axes.set_xlabel(label)
     axes.set_ylabel("tokens a second")
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    _legend(figure)
     return figure
 
 

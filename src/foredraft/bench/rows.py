@@ -204,11 +204,9 @@ def _vllm(setting: Setting) -> list[Row]:
     draft = {"method": "draft_model", "model": setting.draft, "num_speculative_tokens": 4}
     eagle = {"method": "eagle3", "model": setting.head, "num_speculative_tokens": 3}
     speculative: dict[str, dict[str, Any]] = {"ngram": ngram, "suffix": suffix, "draft model": draft, EAGLE: eagle}
-    if setting.bfloat16:
-        dense = _vllm_row(setting, "plain", "float32")
-        return [*(_vllm_row(setting, mode, "", speculative.get(mode)) for mode in ("plain", *speculative)), dense]
-    plain = replace(_vllm_row(setting, "plain", ""), absent=NO_BFLOAT16)
-    return [plain, *(_vllm_row(setting, mode, "float32", speculative.get(mode)) for mode in ("plain", *speculative))]
+    best, other = ("", "float32") if setting.bfloat16 else ("float32", "")
+    rows = [_vllm_row(setting, mode, best, speculative.get(mode)) for mode in ("plain", *speculative)]
+    return [*rows, _vllm_row(setting, "plain", other)]
 
 
 def _vllm_row(setting: Setting, mode: str, precision: str, speculative: dict[str, Any] | None = None) -> Row:
@@ -218,6 +216,8 @@ def _vllm_row(setting: Setting, mode: str, precision: str, speculative: dict[str
     row = _row(setting, "vllm", mode, "vllm_worker", options, batches=True, needs_draft=needs_draft)
     if mode == EAGLE and setting.head is None:
         row = replace(row, absent="no exported head was given (--head)")
+    if not precision and not setting.bfloat16:
+        row = replace(row, absent=NO_BFLOAT16)
     if precision:
         weights = f"{precision}, dequantised from the same GGUF"
         row = replace(row, name=row_name("vllm", mode, precision), weights=weights, activations=precision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 
 from foredraft.drafters.timing import KEEP, DraftTimes, median
 
@@ -13,7 +14,7 @@ SHAPE_WEIGHT = 0.1
 TRUST = 4.0  # one pass may move the estimates by at most this factor: a shared machine has outliers
 ALIKE = 1.3  # two measurements further apart than this are no noise: the dearer was disturbed
 MOST_TIMES = 10  # measurements that a shape remembers
-MOST_PRIORS = 1000  # row counts whose priors are kept
+MOST_PRIORS = 1000  # row counts whose priors are kept: means of ranges of rows move with every pass
 DOUBT = 0.98  # what was measured once is believed a little less after every other pass
 
 
@@ -35,7 +36,7 @@ class PassCosts:
     """
 
     def __init__(self, prior: Callable[[float], float] | None = None) -> None:
-        self.prior = prior or (lambda rows: 1.0)
+        self.prior = lru_cache(MOST_PRIORS)(prior or (lambda rows: 1.0))
         self.level = 0.0
         self.shape: dict[int, float] = {}
         self._times: dict[int, int] = {}
@@ -45,7 +46,6 @@ class PassCosts:
         self._known: list[float] = []  # their means, ascending, and the shapes without bumps
         self._smooth: list[float] = []
         self._ratios: list[float] = []  # those over the prior's
-        self._priors: dict[float, float] = {}  # of row counts that were asked for
         self._shapes: dict[float, float] = {}  # asked for since the last pass
 
     @property
@@ -76,7 +76,7 @@ class PassCosts:
         self._known = [self._means[n] for n in self._keys]
         self._doubt(rows)
         self._smooth = self._rising()
-        self._ratios = [shape / self._expected(n) for shape, n in zip(self._smooth, self._known, strict=True)]
+        self._ratios = [shape / self.prior(n) for shape, n in zip(self._smooth, self._known, strict=True)]
         self._shapes.clear()
 
     def _rising(self) -> list[float]:
@@ -122,27 +122,19 @@ class PassCosts:
             shape = self._shapes[rows] = self._shape(rows)
         return self.level * shape
 
-    def _expected(self, rows: float) -> float:
-        """The prior, which never changes."""
-        if rows not in self._priors:
-            if len(self._priors) > MOST_PRIORS:  # means of ranges of rows move with every pass
-                self._priors.clear()
-            self._priors[rows] = self.prior(rows)
-        return self._priors[rows]
-
     def _shape(self, rows: float) -> float:
         known, values = self._known, self._smooth
         at = bisect_left(known, rows)
         if at < len(known) and known[at] == rows:
             return values[at]
         if at == 0 or len(known) == 1:
-            return self._ratios[0] * self._expected(rows)
+            return self._ratios[0] * self.prior(rows)
         beyond = at == len(known)
         at = min(at, len(known) - 1)
         left, right = self._ratios[at - 1], self._ratios[at]
         slope = (right - left) / (known[at] - known[at - 1])
         ratio = right + (rows - known[at]) * (max(slope, 0.0) if beyond else slope)
-        shape = max(values[at - 1], ratio * self._expected(rows))
+        shape = max(values[at - 1], ratio * self.prior(rows))
         return shape if beyond else min(shape, values[at])
 
 
@@ -173,19 +165,16 @@ class DraftCosts:
         self._recent: deque[float] = deque(maxlen=KEEP)
         self._bound = (1, 0.0)  # the latest: tokens and seconds
         self._bounds = 0
-        self._line: tuple[float, float] | None = None  # since the last draft
 
     def observe(self, depth: int, seconds: float) -> None:
         """Takes in one draft of requests that were all drafted for in the step before."""
         self._recent.append(seconds / depth)
-        self._line = None
         self.times.observe(depth, seconds)
 
     def observe_bound(self, depth: int, seconds: float) -> None:
         """Takes in one draft that others did not lead up to."""
         self._bound = (depth, seconds)
         self._bounds += 1
-        self._line = None
 
     @property
     def unsure(self) -> bool:
@@ -204,11 +193,6 @@ class DraftCosts:
     @property
     def line(self) -> tuple[float, float]:
         """Seconds before the first token, and seconds a token; zeros before drafting was measured."""
-        if self._line is None:
-            self._line = self._fitted()
-        return self._line
-
-    def _fitted(self) -> tuple[float, float]:
         if not self.times:
             return 0.0, self.per_token or 0.0
         setup, each = self.times.setup, self.times.each

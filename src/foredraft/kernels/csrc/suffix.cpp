@@ -25,14 +25,15 @@ class Ways {
         int32_t state, token, to, next;
     };
 
-    int32_t* find(int32_t state, int32_t token) {
-        if (table_.empty()) return nullptr;
+    int32_t find(int32_t state, int32_t token) const {
+        if (table_.empty()) return kNone;
         for (size_t i = slot(state, token);; i = (i + 1) & (table_.size() - 1)) {
-            if (table_[i] == kNone) return nullptr;
-            Way& way = ways_[static_cast<size_t>(table_[i])];
-            if (way.state == state && way.token == token) return &way.to;
+            const int32_t at = table_[i];
+            if (at == kNone || ((*this)[at].state == state && (*this)[at].token == token)) return at;
         }
     }
+
+    void lead(int32_t at, int32_t to) { ways_[static_cast<size_t>(at)].to = to; }
 
     // Adds one that is not there; `first` is the head of the state's list.
     void add(int32_t state, int32_t token, int32_t to, int32_t& first) {
@@ -42,7 +43,7 @@ class Ways {
         enter(first);
     }
 
-    Way operator[](int32_t at) const { return ways_[static_cast<size_t>(at)]; }
+    const Way& operator[](int32_t at) const { return ways_[static_cast<size_t>(at)]; }
     size_t bytes() const { return ways_.capacity() * sizeof(Way) + table_.capacity() * sizeof(int32_t); }
 
   private:
@@ -145,7 +146,7 @@ class Automaton {
     const int32_t depth_;
     int32_t last_ = kRoot;  // state of the whole text
     std::vector<State> states_;
-    mutable Ways ways_;
+    Ways ways_;
 
     State& state(int32_t at) { return states_[static_cast<size_t>(at)]; }
     const State& state(int32_t at) const { return states_[static_cast<size_t>(at)]; }
@@ -155,8 +156,8 @@ class Automaton {
         const State& s = state(from);
         if (s.token == token) return s.to;
         if (s.more == kNone) return kNone;
-        const int32_t* to = ways_.find(from, token);
-        return to ? *to : kNone;
+        const int32_t at = ways_.find(from, token);
+        return at == kNone ? kNone : ways_[at].to;
     }
 
     void shorten(Place& place) const {
@@ -246,8 +247,8 @@ class Automaton {
         State& s = state(from);
         if (s.token == kNone || s.token == token) {
             s.token = token, s.to = to;
-        } else if (int32_t* known = ways_.find(from, token)) {
-            *known = to;
+        } else if (const int32_t known = ways_.find(from, token); known != kNone) {
+            ways_.lead(known, to);
         } else {
             ways_.add(from, token, to, s.more);
         }
